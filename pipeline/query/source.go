@@ -1,0 +1,113 @@
+package query
+
+import (
+	"time"
+
+	"kvindex/index"
+)
+
+// Source is what the query side needs of the stage. All methods may be called
+// from any goroutine and do not block.
+type Source interface {
+	// Readiness says whether every partition of this instance is live.
+	Readiness() Readiness
+	// Model finds the index to ask. blockSize 0 means the only one there is of
+	// that name. Errors: ErrUnknownModel, ErrAmbiguousModel.
+	Model(name string, blockSize int) (Model, error)
+	// Now is the stage's clock reading that Worker wants, taken once a query.
+	Now() time.Time
+	// Worker says how far to trust what is known of a worker-rank.
+	Worker(w *index.Worker, now time.Time) WorkerState
+	// Workers lists every worker-rank known, of all models if model is empty.
+	Workers(model string) []WorkerStatus
+	// Status describes the stage as a whole.
+	Status() Status
+}
+
+// Model is one model's index and how its blocks are hashed.
+type Model struct {
+	Name      string
+	BlockSize int // tokens
+	Hasher    index.Hasher
+	Index     *index.Index
+}
+
+// Readiness is whether queries can be answered whole.
+type Readiness struct {
+	Ready   bool
+	Missing []string // one entry a partition that is not live, such as "kv-events/3: catching up, 1200 records behind"
+}
+
+// WorkerState is how far to trust an answer about one worker-rank.
+type WorkerState struct {
+	Hidden     bool          // silent beyond the TTL, or moved to another partition: not to be answered
+	Incomplete bool          // events were lost: depths may be below the truth
+	Age        time.Duration // since its last record
+	Partition  int32
+	Offset     int64 // next offset of Partition to be applied
+}
+
+// WorkerStatus is one row of the workers listing.
+type WorkerStatus struct {
+	Worker     string
+	Rank       int32
+	Model      string
+	BlockSize  int
+	Hasher     index.Hasher
+	Partition  int32
+	Epoch      int64
+	Seq        int64
+	Blocks     [index.Tiers]int
+	Age        time.Duration
+	Silent     bool
+	Incomplete bool
+	Retired    bool
+}
+
+// Status describes the stage.
+type Status struct {
+	Ready      bool
+	Group      string
+	Instance   string
+	Version    string
+	Started    time.Time
+	Events     TopicStatus
+	Snapshots  TopicStatus
+	Partitions []PartitionStatus
+	Models     []ModelStatus
+	Counters   map[string]int64 // by metric name without prefix
+	Warnings   []string         // such as failing snapshots
+}
+
+// TopicStatus names a topic.
+type TopicStatus struct {
+	Name string
+	ID   string
+}
+
+// PartitionStatus is where one partition stands.
+type PartitionStatus struct {
+	Partition      int32
+	State          string // restoring, catching-up, live, draining, failed
+	Position       int64  // next offset to apply
+	End            int64  // last stable offset known
+	Lag            int64  // End - Position, in offsets
+	StartedAt      int64  // offset at which replay began
+	Reread         int64  // records read again at start that a snapshot's age made necessary
+	Floor          int64  // last floor written or read, -1 if none
+	SnapshotDuty   bool   // this instance writes the partition's snapshots
+	SnapshotAge    time.Duration
+	Workers        int
+	Paused         bool
+	RestoreSeconds float64
+	Problem        string // why it is not live, or the last trouble
+}
+
+// ModelStatus is one model's size.
+type ModelStatus struct {
+	Model     string
+	BlockSize int
+	Hasher    index.Hasher
+	Workers   int
+	Blocks    int64
+}
