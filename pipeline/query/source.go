@@ -1,9 +1,17 @@
 package query
 
 import (
+	"errors"
 	"time"
 
 	"kvindex/index"
+)
+
+// What Source.Model fails with, to be wrapped with the model's name and, if it
+// is ambiguous, its block sizes: clients are shown the text.
+var (
+	ErrUnknownModel   = errors.New("unknown model")
+	ErrAmbiguousModel = errors.New("ambiguous model")
 )
 
 // Source is what the query side needs of the stage. All methods may be called
