@@ -1,58 +1,122 @@
+// This file is the layer between workers and slots: it gives worker-ranks their
+// slots and turns a structure's answers into answers about workers.
+
 package index
 
-// Index answers for one model.
-type Index struct{}
+import (
+	"sync"
+	"sync/atomic"
+)
 
-// New returns an empty Index over an empty structure.
-func New(s Structure) *Index { panic("seam") }
+// Index answers for one model which of its workers hold the leading blocks of a
+// prompt. All methods may be called from any goroutine at any moment.
+type Index struct {
+	s Structure
 
-// AddWorker makes a worker-rank known. tag is the caller's own, kept as given in Worker.Tag.
-func (x *Index) AddWorker(name string, rank int32, tag any) *Worker { panic("seam") }
+	mu      sync.RWMutex         // guards what follows, up to the blank line; Find takes it only with a name filter or after losing to reuse several times
+	byName  map[string][]*Worker // workers by name, several of a name being ranks or one rank twice during a move
+	free    SlotSet              // slots to reuse
+	size    Slot                 // slots handed out so far
+	devices SlotSet              // device slots in use
+	lower   int                  // slots of other tiers in use
+	workers int
 
-// Worker is one worker-rank of an Index. Its methods are called by one goroutine at a time.
-type Worker struct {
-	Name string
-	Rank int32
-	Tag  any
+	owners  atomic.Pointer[[]*owner] // of each slot that was ever handed out, published after growing
+	only    atomic.Pointer[SlotSet]  // copy of devices, nil while lower is 0
+	reuses  atomic.Uint64            // counts slots handed out again, before their new owner is in owners
+	queries atomic.Uint64            // counts Finds with TopK, to break ties by
 }
 
-func (w *Worker) Store(t Tier, s Stored) (Effect, error) { panic("seam") }
-func (w *Worker) Remove(t Tier, hashes []SeqHash) Effect { panic("seam") }
-func (w *Worker) Clear() int                             { panic("seam") }
-func (w *Worker) ClearTier(t Tier) int                   { panic("seam") }
-func (w *Worker) Retire() int                            { panic("seam") } // clears, and gives the slots back; w is dead afterwards
-func (w *Worker) Len(t Tier) int                         { panic("seam") }
-func (w *Worker) Dump(yield func(t Tier, s Stored) bool) { panic("seam") }
-func (x *Index) Find(q *Query, r *Result)                { panic("seam") }
-func (x *Index) Stats() Stats                            { panic("seam") }
-
-// Query asks for the leading blocks that workers hold.
-type Query struct {
-	Locals    []LocalHash
-	Workers   []string           // if not empty, only these workers (all their ranks)
-	Keep      func(*Worker) bool // if not nil, workers it refuses are left out, before TopK
-	TopK      int                // if > 0, only the k deepest, ties rotating from query to query
-	EarlyExit bool
+// owner is whom a slot's blocks are credited to: nil for a free slot and for
+// slots of tiers that answers leave out.
+type owner struct {
+	worker atomic.Pointer[Worker]
 }
 
-// Match is how deep one worker-rank's device tier matches.
-type Match struct {
-	Worker *Worker
-	Depth  int // leading blocks held, > 0
+// New returns an empty Index over an empty structure, which is the Index's
+// alone from then on.
+func New(s Structure) *Index {
+	return &Index{s: s, byName: make(map[string][]*Worker)}
 }
 
-// Result is a caller-owned, reusable answer.
-type Result struct {
-	Matches     []Match // deepest first if TopK was given, else in no order
-	LowerBounds bool    // EarlyExit stopped the search: depths are lower bounds
+// AddWorker makes a worker-rank known, without blocks. tag is the caller's own,
+// kept as given in Worker.Tag. Several workers of the same name and rank may
+// exist at a time, each with blocks of its own, and answers give each of them.
+func (x *Index) AddWorker(name string, rank int32, tag any) *Worker {
+	w := &Worker{Name: name, Rank: rank, Tag: tag, x: x}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	w.slots[Device] = x.takeSlot(w, Device) + 1
+	x.byName[name] = append(x.byName[name], w)
+	x.workers++
+	return w
 }
 
-type SlotMatches struct{}
-type SlotSet struct{}
+// takeSlot hands out the least free slot. x.mu is held.
+func (x *Index) takeSlot(w *Worker, t Tier) Slot {
+	slot, reused := x.free.first()
+	if reused {
+		x.free.Remove(slot)
+		// A Find that may have seen the last owner's blocks must not credit
+		// them to this one. It compares reuses before and after; the last owner
+		// cleared the slot before it became free.
+		x.reuses.Add(1)
+	} else {
+		slot = x.size
+		x.size++
+		var grown []*owner
+		if p := x.owners.Load(); p != nil {
+			grown = *p
+		}
+		// Readers index only below the length they loaded, so appending in
+		// place is safe.
+		grown = append(grown, new(owner))
+		x.owners.Store(&grown)
+	}
+	if t == Device {
+		x.devices.Add(slot)
+		(*x.owners.Load())[slot].worker.Store(w)
+	} else {
+		x.lower++
+	}
+	x.publishDevices()
+	return slot
+}
+
+// giveSlot takes back a slot that holds nothing. x.mu is held.
+func (x *Index) giveSlot(slot Slot, t Tier) {
+	if t == Device {
+		x.devices.Remove(slot)
+		(*x.owners.Load())[slot].worker.Store(nil)
+	} else {
+		x.lower--
+	}
+	x.free.Add(slot)
+	x.publishDevices()
+}
+
+// publishDevices tells Finds which slots to search. With device slots alone
+// that is all of them, which costs nothing. x.mu is held.
+func (x *Index) publishDevices() {
+	if x.lower == 0 {
+		x.only.Store(nil)
+		return
+	}
+	x.only.Store(&SlotSet{words: append([]uint64(nil), x.devices.words...)})
+}
+
+// Stats returns the index's size. It is cheap enough for every metrics scrape.
+func (x *Index) Stats() Stats {
+	st := x.s.Stats()
+	x.mu.RLock()
+	st.Workers = x.workers
+	x.mu.RUnlock()
+	return st
+}
 
 // Stats is an index's size.
 type Stats struct {
 	Workers int   // worker-ranks
-	Blocks  int64 // (block, worker-rank, tier) pairs held
-	Entries int64 // distinct blocks
+	Blocks  int64 // (block, worker-rank, tier) triples held
+	Entries int64 // distinct blocks that a search can reach
 }

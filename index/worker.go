@@ -1,0 +1,132 @@
+// This file is what a worker-rank's events do to an index.
+
+package index
+
+import "sync/atomic"
+
+// Worker is one worker-rank of an Index: the sets of blocks it holds, one a
+// tier. Its methods are called by one goroutine at a time, but for Len, which
+// any may call. Different workers do not wait for one another.
+type Worker struct {
+	Name string
+	Rank int32
+	Tag  any // the caller's
+
+	x      *Index
+	slots  [Tiers]Slot // + 1; 0 for a tier that was never used
+	blocks [Tiers]atomic.Int64
+	dead   bool
+}
+
+// slot returns the worker's slot of a tier, handing one out at its first use.
+func (w *Worker) slot(t Tier) Slot {
+	if w.dead {
+		panic("BUG: retired worker used")
+	}
+	if w.slots[t] == 0 {
+		w.x.mu.Lock()
+		w.slots[t] = w.x.takeSlot(w, t) + 1
+		w.x.mu.Unlock()
+	}
+	return w.slots[t] - 1
+}
+
+// Store adds a chain of blocks to what the worker-rank holds in a tier. Its
+// errors are Structure.Store's; an event that is refused changes nothing.
+func (w *Worker) Store(t Tier, s Stored) (Effect, error) {
+	e, err := w.x.s.Store(w.slot(t), s)
+	w.blocks[t].Add(int64(e.Stored))
+	return e, err
+}
+
+// Remove takes each of the blocks out of what the worker-rank holds in a tier.
+func (w *Worker) Remove(t Tier, hashes []SeqHash) Effect {
+	if w.slots[t] == 0 && !w.dead {
+		return Effect{Unknown: len(hashes)}
+	}
+	e := w.x.s.Remove(w.slot(t), hashes)
+	w.blocks[t].Add(-int64(e.Removed))
+	return e
+}
+
+// Clear empties all tiers and returns how many blocks they held.
+func (w *Worker) Clear() int {
+	n := 0
+	for t := range Tier(Tiers) {
+		n += w.ClearTier(t)
+	}
+	return n
+}
+
+// ClearTier empties a tier and returns how many blocks it held.
+func (w *Worker) ClearTier(t Tier) int {
+	if w.slots[t] == 0 && !w.dead {
+		return 0
+	}
+	n := w.x.s.Clear(w.slot(t))
+	w.blocks[t].Store(0)
+	return n
+}
+
+// Holds reports whether the worker-rank holds a block in a tier.
+func (w *Worker) Holds(t Tier, h SeqHash) bool {
+	if w.slots[t] == 0 && !w.dead {
+		return false
+	}
+	return w.x.s.Holds(w.slot(t), h)
+}
+
+// Len returns how many blocks the worker-rank holds in a tier, those out of
+// reach included. Any goroutine may call it, also after Retire.
+func (w *Worker) Len(t Tier) int { return int(w.blocks[t].Load()) }
+
+// Retire clears all tiers, takes the worker-rank out of the index and returns
+// how many blocks it held. Only Len and the fields may be used afterwards.
+func (w *Worker) Retire() int {
+	n := w.Clear()
+	w.dead = true
+	x := w.x
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for t, slot := range w.slots {
+		if slot != 0 {
+			x.giveSlot(slot-1, Tier(t))
+		}
+	}
+	named := x.byName[w.Name]
+	for i, o := range named {
+		if o == w {
+			last := len(named) - 1
+			named[i], named[last] = named[last], nil
+			named = named[:last]
+			break
+		}
+	}
+	if len(named) == 0 {
+		delete(x.byName, w.Name)
+	} else {
+		x.byName[w.Name] = named
+	}
+	x.workers--
+	return n
+}
+
+// Dump yields each block that the worker-rank holds, as a Stored of one block,
+// tier by tier, parents before children, until yield returns false. Stored
+// again into an empty worker of any index it answers alike. The Stored's slices
+// are good only during the call; yield must not change the worker.
+func (w *Worker) Dump(yield func(t Tier, s Stored) bool) {
+	more := true
+	for t := range Tier(Tiers) {
+		if w.slots[t] == 0 && !w.dead {
+			continue
+		}
+		w.x.s.Dump(w.slot(t), func(s Stored) bool {
+			more = yield(t, s)
+			return more
+		})
+		if !more {
+			return
+		}
+	}
+}
