@@ -1,5 +1,7 @@
 package schemas
 
+// This file holds what an event record says, as the stage reads it.
+
 import "kvindex/index"
 
 // Batch is one record of the events topic, KvEventBatch: what one worker-rank's
@@ -11,12 +13,12 @@ import "kvindex/index"
 type Batch struct {
 	Producer  []byte // instance that wrote the record; changes only with Epoch
 	Worker    []byte // equals the record's key
-	Rank      int32  // dp_rank
+	Rank      int32  // dp_rank, from 0
 	Epoch     int64  // the engine's incarnation; larger is newer and starts empty
 	Seq       int64  // of this record within (worker, rank, epoch), from 0; on a heartbeat the last one, or -1 before any
 	Timestamp int64  // producer's clock, unix milliseconds; informative only
-	Model     []byte
-	BlockSize int32 // tokens a block
+	Model     []byte // constant within Epoch, as the next two
+	BlockSize int32  // tokens a block
 	Hasher    index.Hasher
 	Events    []Event // empty: a heartbeat
 
@@ -33,6 +35,8 @@ const (
 	KindRemoved
 	KindCleared
 	KindRetired
+
+	kinds = 4 // how many there are
 )
 
 // Event is one change of a worker-rank's cache.

@@ -1,5 +1,7 @@
 package schemas
 
+// This file holds what the snapshot records say.
+
 import "kvindex/index"
 
 // SnapshotFormat is the version of the snapshot records written here.
@@ -34,13 +36,16 @@ type Manifest struct {
 }
 
 // Chunk is a part of one worker-rank's blocks, as chains: parents come before
-// their children.
+// their children. A decoded one is owned by its caller and reused.
 type Chunk struct {
 	Worker     string
 	Rank       int32
 	Generation int64
 	Index      int32 // from 0
 	Chains     []Chain
+
+	locals []index.LocalHash // what a decoded Chunk's Chains alias
+	hashes []index.SeqHash
 }
 
 // Chain is a run of consecutive blocks of one tier.
