@@ -1,0 +1,5 @@
+package testcontainers
+
+import "testing"
+
+func TestMain(m *testing.M) { Main(m) }

@@ -1,0 +1,9 @@
+// Linux: the kernel kills the broker when the test process dies.
+
+package testcontainers
+
+import "syscall"
+
+func groupLeader() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+}
