@@ -1,0 +1,136 @@
+package snapshot
+
+// This file deals the writing duty among instances that all read everything.
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// DutyConfig is what a Duty needs. Logger may be nil.
+type DutyConfig struct {
+	Group string // of the stage; the duty's own is "<group>-snapshot"
+	Topic string // of the snapshots, whose partitions are dealt
+	Opts  []kgo.Opt
+	// SessionTimeout is how long a dead instance keeps its partitions: 0 means
+	// 10 s. Brokers refuse less than their group.min.session.timeout.ms.
+	SessionTimeout time.Duration
+	Logger         *slog.Logger
+}
+
+// DutyEvent is a change of the partitions that this instance writes. The
+// group's word is only a hint of who should write: that nobody else does is
+// Kafka's, by fencing.
+type DutyEvent struct {
+	Assigned   bool // else revoked
+	Lost       bool // revoked because this instance dropped out of the group
+	Partitions []int32
+}
+
+// Duty is an instance's membership in the group that deals the partitions of
+// the snapshot topic. No records flow: the topic is paused.
+type Duty struct {
+	cl     *kgo.Client
+	events chan DutyEvent
+	wake   chan struct{}
+	stop   chan struct{}
+	done   chan struct{}
+
+	mu    sync.Mutex
+	queue []DutyEvent // filled by the client's callbacks, which must not block
+}
+
+// NewDuty joins the group, in the background.
+func NewDuty(cfg DutyConfig) (*Duty, error) {
+	if cfg.SessionTimeout <= 0 {
+		cfg.SessionTimeout = 10 * time.Second
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	d := &Duty{
+		events: make(chan DutyEvent),
+		wake:   make(chan struct{}, 1),
+		stop:   make(chan struct{}),
+		done:   make(chan struct{}),
+	}
+	on := func(assigned, lost bool) func(context.Context, *kgo.Client, map[string][]int32) {
+		return func(_ context.Context, _ *kgo.Client, parts map[string][]int32) {
+			if p := parts[cfg.Topic]; len(p) > 0 {
+				cfg.Logger.Info("snapshot duty", "assigned", assigned, "lost", lost, "topic", cfg.Topic, "partitions", p)
+				d.push(DutyEvent{Assigned: assigned, Lost: lost, Partitions: append([]int32(nil), p...)})
+			}
+		}
+	}
+	opts := append(append([]kgo.Opt(nil), cfg.Opts...),
+		kgo.ConsumerGroup(cfg.Group+"-snapshot"),
+		kgo.ConsumeTopics(cfg.Topic),
+		kgo.Balancers(kgo.CooperativeStickyBalancer()),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtEnd()),
+		kgo.DisableAutoCommit(),
+		kgo.SessionTimeout(cfg.SessionTimeout),
+		kgo.HeartbeatInterval(cfg.SessionTimeout/4),
+		kgo.OnPartitionsAssigned(on(true, false)),
+		kgo.OnPartitionsRevoked(on(false, false)),
+		kgo.OnPartitionsLost(on(false, true)),
+	)
+	cl, err := kgo.NewClient(opts...)
+	if err != nil {
+		return nil, fmt.Errorf("snapshot duty: group %s-snapshot: %w", cfg.Group, err)
+	}
+	cl.PauseFetchTopics(cfg.Topic)
+	d.cl = cl
+	go d.forward()
+	return d, nil
+}
+
+// Events returns what happens, in order. It is closed by Close.
+func (d *Duty) Events() <-chan DutyEvent { return d.events }
+
+// Close leaves the group and returns when no event comes any more. It waits
+// for nobody to take the last ones.
+func (d *Duty) Close() {
+	d.cl.Close() // leaves the group
+	close(d.stop)
+	<-d.done
+}
+
+func (d *Duty) push(e DutyEvent) {
+	d.mu.Lock()
+	d.queue = append(d.queue, e)
+	d.mu.Unlock()
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
+}
+
+// forward is the one goroutine of a Duty: it moves events from the queue, which
+// takes any number, to the channel.
+func (d *Duty) forward() {
+	defer close(d.done)
+	defer close(d.events)
+	for {
+		select {
+		case <-d.wake:
+		case <-d.stop:
+			return
+		}
+		d.mu.Lock()
+		queue := d.queue
+		d.queue = nil
+		d.mu.Unlock()
+		for _, e := range queue {
+			select {
+			case d.events <- e:
+			case <-d.stop:
+				return
+			}
+		}
+	}
+}
