@@ -1,3 +1,5 @@
+// This file is what the query side needs of the stage.
+
 package query
 
 import (
@@ -37,7 +39,12 @@ type Model struct {
 	Name      string
 	BlockSize int // tokens
 	Hasher    index.Hasher
+	Eagle     bool // see index.BlockHasher
 	Index     *index.Index
+}
+
+func (m Model) hasher() index.BlockHasher {
+	return index.BlockHasher{BlockSize: m.BlockSize, Scheme: m.Hasher, Eagle: m.Eagle}
 }
 
 // Readiness is whether queries can be answered whole.

@@ -1,0 +1,89 @@
+// This file serves gRPC.
+
+package query
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/reflection"
+	"google.golang.org/grpc/status"
+
+	pb "kvindex/pipeline/query/kvindexpb"
+)
+
+func (s *Server) newGRPC() *grpc.Server {
+	var unary []grpc.UnaryServerInterceptor
+	if s.cfg.Tracer != nil {
+		unary = append(unary, traceGRPC(s.cfg.Tracer))
+	}
+	unary = append(unary, s.guardUnary)
+	g := grpc.NewServer(
+		grpc.ChainUnaryInterceptor(unary...),
+		grpc.StreamInterceptor(s.guardStream),
+		grpc.MaxRecvMsgSize(s.limits.MaxRequestBytes),
+		grpc.MaxConcurrentStreams(s.limits.MaxConcurrentStreams),
+		grpc.ConnectionTimeout(10*time.Second),
+		// A router keeps idle connections warm; one that pings more than
+		// every 10 s is broken, one that answers no ping is gone.
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
+	)
+	pb.RegisterKVIndexServer(g, s.service)
+	healthpb.RegisterHealthServer(g, &health{ready: s.readiness, draining: s.draining})
+	reflection.Register(g)
+	return g
+}
+
+// guardUnary measures a request and turns a panic into its answer.
+func (s *Server) guardUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
+	m, ours := methodOf(info.FullMethod)
+	start := time.Now()
+	if ours {
+		s.in.begin(overGRPC)
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			resp, err = nil, s.panicked(info.FullMethod, p)
+		}
+		if ours {
+			s.in.end(overGRPC, m, status.Code(err), start)
+		}
+	}()
+	return next(ctx, req)
+}
+
+// guardStream turns a panic of a stream (health, reflection) into its end.
+func (s *Server) guardStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = s.panicked(info.FullMethod, p)
+		}
+	}()
+	return next(srv, stream)
+}
+
+func methodOf(full string) (method, bool) {
+	switch full {
+	case pb.KVIndex_Match_FullMethodName:
+		return matchMethod, true
+	case pb.KVIndex_Workers_FullMethodName:
+		return workersMethod, true
+	case pb.KVIndex_Status_FullMethodName:
+		return statusMethod, true
+	}
+	return 0, false
+}
+
+// panicked counts and logs a panic. The caller learns only that there was one.
+func (s *Server) panicked(where string, p any) error {
+	s.in.panics.Add(context.Background(), 1)
+	s.log.Error("panic in a query", "method", where, "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+	return status.Error(codes.Internal, "internal error")
+}

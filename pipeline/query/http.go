@@ -1,0 +1,153 @@
+// This file serves JSON over HTTP, and what operators and probes ask for.
+
+package query
+
+import (
+	"bytes"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/status"
+
+	pb "kvindex/pipeline/query/kvindexpb"
+)
+
+const (
+	pathMatch   = "/v1/match"
+	pathWorkers = "/v1/workers"
+	pathStatus  = "/v1/status"
+)
+
+// httpAnswer works a request out and leaves its answer's JSON in s.out.
+type httpAnswer func(w http.ResponseWriter, r *http.Request, s *httpScratch) error
+
+// httpScratch is the memory of one request, kept for the next.
+type httpScratch struct {
+	in  bytes.Buffer
+	out []byte
+}
+
+var httpScratches = sync.Pool{New: func() any { return new(httpScratch) }}
+
+// keptBytes is the most that an httpScratch may hold to be kept: a rare huge
+// request shall not stay in memory.
+const keptBytes = 256 << 10
+
+func (s *Server) newHTTP() *http.Server {
+	mux := http.NewServeMux()
+	mux.Handle(pathMatch, s.endpoint(matchMethod, http.MethodPost, s.matchHTTP))
+	mux.Handle(pathWorkers, s.endpoint(workersMethod, http.MethodGet, s.workersHTTP))
+	mux.Handle(pathStatus, s.endpoint(statusMethod, http.MethodGet, s.statusHTTP))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, []byte(`{"alive":true}`))
+	})
+	mux.HandleFunc("GET /readyz", s.readyz)
+	if s.cfg.Metrics != nil {
+		mux.Handle("GET /metrics", s.cfg.Metrics)
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		writeError(w, &httpError{http.StatusNotFound, "NOT_FOUND", "nothing is at " + r.URL.Path})
+	})
+	return &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       15 * time.Second,
+		WriteTimeout:      15 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    64 << 10,
+		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // clients' broken connections
+	}
+}
+
+// endpoint measures the requests of one method, turns a panic into an answer,
+// and writes what answer leaves.
+func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler {
+	call := func(w http.ResponseWriter, r *http.Request, scratch *httpScratch) (err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				err = s.panicked(r.URL.Path, p)
+			}
+		}()
+		if r.Method != verb {
+			w.Header().Set("Allow", verb)
+			return &httpError{http.StatusMethodNotAllowed, "METHOD_NOT_ALLOWED", r.URL.Path + " wants " + verb}
+		}
+		return answer(w, r, scratch)
+	}
+	if s.cfg.Tracer != nil && m == matchMethod {
+		call = traceHTTP(s.cfg.Tracer, call)
+	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		start := time.Now()
+		s.in.begin(overHTTP)
+		scratch := httpScratches.Get().(*httpScratch)
+		err := call(w, r, scratch)
+		s.in.end(overHTTP, m, status.Code(err), start)
+		if err != nil {
+			writeError(w, err)
+		} else {
+			writeJSON(w, http.StatusOK, scratch.out)
+		}
+		if scratch.in.Cap() <= keptBytes && cap(scratch.out) <= keptBytes {
+			httpScratches.Put(scratch)
+		}
+	})
+}
+
+func (s *Server) matchHTTP(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
+	req, err := s.readMatch(w, r, &scratch.in)
+	if err != nil {
+		return err
+	}
+	resp, err := s.service.Match(r.Context(), req)
+	if err != nil {
+		return err
+	}
+	scratch.out = appendJSON(scratch.out[:0], resp.ProtoReflect())
+	return nil
+}
+
+func (s *Server) workersHTTP(_ http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
+	q := r.URL.Query()
+	for name := range q {
+		if name != "model" {
+			return invalid("unknown parameter %q: want model", name)
+		}
+	}
+	resp, err := s.service.Workers(r.Context(), &pb.WorkersRequest{Model: q.Get("model")})
+	if err != nil {
+		return err
+	}
+	scratch.out = appendJSON(scratch.out[:0], resp.ProtoReflect())
+	return nil
+}
+
+func (s *Server) statusHTTP(_ http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
+	resp, err := s.service.Status(r.Context(), &pb.StatusRequest{})
+	if err != nil {
+		return err
+	}
+	scratch.out = appendJSON(scratch.out[:0], resp.ProtoReflect())
+	return nil
+}
+
+// readyz is 200 only while queries are answered whole.
+func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
+	ready := s.readiness()
+	code := http.StatusOK
+	if !ready.Ready {
+		code = http.StatusServiceUnavailable
+	}
+	body := strconv.AppendBool([]byte(`{"ready":`), ready.Ready)
+	body = append(body, `,"missing":[`...)
+	for i, m := range ready.Missing {
+		if i > 0 {
+			body = append(body, ',')
+		}
+		body = appendString(body, m)
+	}
+	writeJSON(w, code, append(body, "]}"...))
+}

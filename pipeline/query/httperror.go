@@ -1,0 +1,84 @@
+// This file writes answers over HTTP, and says how gRPC's codes read there.
+
+package query
+
+import (
+	"errors"
+	"net/http"
+	"strconv"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+)
+
+// httpError is an error that only HTTP knows.
+type httpError struct {
+	status  int
+	code    string
+	message string
+}
+
+func (e *httpError) Error() string { return e.message }
+
+// GRPCStatus is how the error counts in metrics and spans.
+func (e *httpError) GRPCStatus() *status.Status {
+	return status.New(codes.InvalidArgument, e.message)
+}
+
+// httpStatus is the HTTP status of a service's error.
+func httpStatus(err error) int {
+	if e, ok := errors.AsType[*httpError](err); ok {
+		return e.status
+	}
+	switch status.Code(err) {
+	case codes.OK:
+		return http.StatusOK
+	case codes.InvalidArgument:
+		return http.StatusBadRequest
+	case codes.NotFound:
+		return http.StatusNotFound
+	case codes.FailedPrecondition:
+		return http.StatusConflict
+	case codes.ResourceExhausted:
+		return http.StatusRequestEntityTooLarge
+	case codes.Unavailable:
+		return http.StatusServiceUnavailable
+	case codes.DeadlineExceeded:
+		return http.StatusGatewayTimeout
+	case codes.Canceled:
+		return 499 // nobody reads it; proxies' name for a client that left
+	}
+	return http.StatusInternalServerError
+}
+
+// writeError answers {"error":{"code":...,"message":...}}.
+func writeError(w http.ResponseWriter, err error) {
+	st := status.Convert(err)
+	code, message := codeName(st.Code()), st.Message()
+	if e, ok := errors.AsType[*httpError](err); ok {
+		code = e.code
+	}
+	if st.Code() == codes.Unavailable {
+		w.Header().Set("Retry-After", "1")
+	}
+	body := append([]byte(`{"error":{"code":"`), code...)
+	body = append(body, `","message":`...)
+	body = appendString(body, message)
+	writeJSON(w, httpStatus(err), append(body, "}}"...))
+}
+
+func writeJSON(w http.ResponseWriter, status int, body []byte) {
+	h := w.Header()
+	h["Content-Type"] = jsonType
+	h["Content-Length"] = []string{strconv.Itoa(len(body) + 1)}
+	h["Cache-Control"] = noStore
+	w.WriteHeader(status)
+	w.Write(body)
+	w.Write(newline) // for the terminal's sake; an error here is the client's leaving
+}
+
+var (
+	jsonType = []string{"application/json"}
+	noStore  = []string{"no-store"}
+	newline  = []byte{'\n'}
+)

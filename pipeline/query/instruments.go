@@ -1,0 +1,112 @@
+// This file measures requests: how many, how long, how many at once, panics.
+
+package query
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+	"google.golang.org/grpc/codes"
+)
+
+type transport int
+
+const (
+	overGRPC transport = iota
+	overHTTP
+	transports
+)
+
+type method int
+
+const (
+	matchMethod method = iota
+	workersMethod
+	statusMethod
+	methods
+)
+
+var (
+	transportNames = [transports]string{"grpc", "http"}
+	methodNames    = [methods]string{"match", "workers", "status"}
+)
+
+const codesCount = int(codes.Unauthenticated) + 1
+
+// instruments are the query side's metrics. Every set of attributes is made
+// once, so that counting a request makes none.
+type instruments struct {
+	requests metric.Int64Counter
+	duration metric.Float64Histogram
+	inFlight metric.Int64UpDownCounter
+	panics   metric.Int64Counter
+
+	counted [transports][methods][codesCount][]metric.AddOption
+	flying  [transports][]metric.AddOption
+	timed   [transports][methods][]metric.RecordOption
+}
+
+func newInstruments(meter metric.Meter) (*instruments, error) {
+	var (
+		in   instruments
+		errs [4]error
+	)
+	in.requests, errs[0] = meter.Int64Counter("kvindex_query_requests",
+		metric.WithDescription("Requests answered, by transport, method and gRPC code."))
+	in.duration, errs[1] = meter.Float64Histogram("kvindex_query_duration",
+		metric.WithUnit("s"),
+		metric.WithDescription("Time from a request's arrival, read and decoded over gRPC, unread over HTTP, to its answer."),
+		metric.WithExplicitBucketBoundaries(50e-6, 100e-6, 200e-6, 400e-6, 800e-6, 1.6e-3, 3.2e-3, 6.4e-3, 12.5e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1))
+	in.inFlight, errs[2] = meter.Int64UpDownCounter("kvindex_query_in_flight",
+		metric.WithDescription("Requests being answered."))
+	in.panics, errs[3] = meter.Int64Counter("kvindex_query_panics",
+		metric.WithDescription("Requests that ended in a panic, answered as internal errors."))
+
+	for t := range transports {
+		tr := attribute.String("transport", transportNames[t])
+		in.flying[t] = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(tr))}
+		for m := range methods {
+			me := attribute.String("method", methodNames[m])
+			in.timed[t][m] = []metric.RecordOption{metric.WithAttributeSet(attribute.NewSet(tr, me))}
+			for c := range in.counted[t][m] {
+				co := attribute.String("code", codeName(codes.Code(c)))
+				in.counted[t][m][c] = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(tr, me, co))}
+			}
+		}
+	}
+	in.panics.Add(context.Background(), 0) // a counter to alert on is there from the start
+	return &in, errors.Join(errs[:]...)
+}
+
+// begin counts a request in.
+func (in *instruments) begin(t transport) {
+	in.inFlight.Add(context.Background(), 1, in.flying[t]...)
+}
+
+// end counts it out.
+func (in *instruments) end(t transport, m method, code codes.Code, start time.Time) {
+	ctx := context.Background() // the request's may hold a span; no exemplars are kept
+	if int(code) >= codesCount {
+		code = codes.Unknown
+	}
+	in.inFlight.Add(ctx, -1, in.flying[t]...)
+	in.requests.Add(ctx, 1, in.counted[t][m][code]...)
+	in.duration.Record(ctx, time.Since(start).Seconds(), in.timed[t][m]...)
+}
+
+// codeNames are the codes as the gRPC specification spells them.
+var codeNames = [codesCount]string{
+	"OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+	"PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE",
+	"UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+}
+
+func codeName(c codes.Code) string {
+	if int(c) < codesCount {
+		return codeNames[c]
+	}
+	return codeNames[codes.Unknown]
+}

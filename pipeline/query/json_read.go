@@ -1,0 +1,220 @@
+// This file reads a match request from JSON: strictly, for a field or a digit
+// lost in silence is a wrong answer.
+
+package query
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"mime"
+	"net/http"
+	"strings"
+	"unicode/utf8"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	pb "kvindex/pipeline/query/kvindexpb"
+)
+
+// matchJSON is MatchRequest with the .proto file's names.
+type matchJSON struct {
+	Model        string       `json:"model"`
+	BlockSize    uint32       `json:"block_size"`
+	Tokens       tokensJSON   `json:"tokens"`
+	LocalHashes  hashesJSON   `json:"local_hashes"`
+	LoRA         string       `json:"lora"`
+	Salt         string       `json:"salt"`
+	MM           []multimodal `json:"mm"`
+	Workers      []string     `json:"workers"`
+	TopK         uint32       `json:"top_k"`
+	EarlyExit    bool         `json:"early_exit"`
+	AllowPartial bool         `json:"allow_partial"`
+}
+
+type multimodal struct {
+	Hash       hashJSON `json:"hash"`
+	ID         string   `json:"id"`
+	FirstToken uint32   `json:"first_token"`
+	Tokens     uint32   `json:"tokens"`
+}
+
+// readMatch reads the request's body, through buf.
+func (s *Server) readMatch(w http.ResponseWriter, r *http.Request, buf *bytes.Buffer) (*pb.MatchRequest, error) {
+	if t := r.Header.Get("Content-Type"); t != "" && t != "application/json" {
+		if media, _, err := mime.ParseMediaType(t); err != nil || media != "application/json" {
+			return nil, &httpError{http.StatusUnsupportedMediaType, "UNSUPPORTED_MEDIA_TYPE",
+				fmt.Sprintf("Content-Type is %q: want application/json", t)}
+		}
+	}
+	buf.Reset()
+	if _, err := buf.ReadFrom(http.MaxBytesReader(w, r.Body, int64(s.limits.MaxRequestBytes))); err != nil {
+		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+			return nil, status.Errorf(codes.ResourceExhausted, "the body is above the limit of %d bytes", s.limits.MaxRequestBytes)
+		}
+		return nil, invalid("reading the body: %v", err)
+	}
+	return parseMatch(buf.Bytes())
+}
+
+// parseMatch reads a request; nothing of body is kept.
+func parseMatch(body []byte) (*pb.MatchRequest, error) {
+	if !utf8.Valid(body) { // encoding/json would put other characters in their place
+		return nil, invalid("the body is not UTF-8")
+	}
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.DisallowUnknownFields()
+	var in matchJSON
+	if err := d.Decode(&in); err != nil {
+		return nil, jsonError(err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return nil, invalid("the body goes on after its JSON object")
+	}
+	req := &pb.MatchRequest{
+		Model:        in.Model,
+		BlockSize:    in.BlockSize,
+		Tokens:       in.Tokens,
+		LocalHashes:  in.LocalHashes,
+		Lora:         in.LoRA,
+		Salt:         in.Salt,
+		Workers:      in.Workers,
+		TopK:         in.TopK,
+		EarlyExit:    in.EarlyExit,
+		AllowPartial: in.AllowPartial,
+	}
+	for _, m := range in.MM {
+		req.Mm = append(req.Mm, &pb.Multimodal{Hash: uint64(m.Hash), Id: m.ID, FirstToken: m.FirstToken, Tokens: m.Tokens})
+	}
+	return req, nil
+}
+
+// jsonError says what is wrong in the caller's words rather than Go's.
+func jsonError(err error) error {
+	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		field := e.Field
+		if field == "" {
+			field = "the body"
+		}
+		return invalid("%s: %s is not a %s", field, e.Value, e.Type.Kind())
+	}
+	if e, ok := errors.AsType[*json.SyntaxError](err); ok {
+		return invalid("not JSON at byte %d: %v", e.Offset, err)
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return invalid("the body ends before its JSON object does")
+	}
+	return invalid("%s", strings.TrimPrefix(err.Error(), "json: "))
+}
+
+// The lists of numbers are read by hand: as quick as it gets, and exact, since
+// no number becomes a float64 on the way. Each may be a number or a string of
+// decimal digits, as JavaScript needs for 64 bits.
+type (
+	tokensJSON []uint32
+	hashesJSON []uint64
+	hashJSON   uint64
+)
+
+func (t *tokensJSON) UnmarshalJSON(data []byte) (err error) {
+	*t, err = parseUints(*t, "tokens", data, math.MaxUint32)
+	return err
+}
+
+func (h *hashesJSON) UnmarshalJSON(data []byte) (err error) {
+	*h, err = parseUints(*h, "local_hashes", data, math.MaxUint64)
+	return err
+}
+
+func (h *hashJSON) UnmarshalJSON(data []byte) error {
+	if string(data) == "null" {
+		return nil
+	}
+	v, rest, ok := parseUint(data, math.MaxUint64)
+	if !ok || len(rest) > 0 {
+		return fmt.Errorf("mm: hash %s is not a whole number of 64 bits", clip(data))
+	}
+	*h = hashJSON(v)
+	return nil
+}
+
+// parseUints reads an array whose syntax encoding/json has checked. No element
+// may be above most.
+func parseUints[T uint32 | uint64](have []T, field string, data []byte, most uint64) ([]T, error) {
+	if string(data) == "null" {
+		return have, nil
+	}
+	if have != nil {
+		return nil, fmt.Errorf("%s is there twice", field)
+	}
+	if data[0] != '[' {
+		return nil, fmt.Errorf("%s: %s is not an array", field, clip(data))
+	}
+	list := make([]T, 0, bytes.Count(data, comma)+1)
+	for data = skipSpace(data[1:]); data[0] != ']'; {
+		v, rest, ok := parseUint(data, most)
+		if ok {
+			rest = skipSpace(rest)
+			ok = rest[0] == ',' || rest[0] == ']'
+		}
+		if !ok {
+			return nil, fmt.Errorf("%s[%d]: %s is not a whole number from 0 to %d", field, len(list), clip(data), most)
+		}
+		list = append(list, T(v))
+		if data = rest; data[0] == ',' {
+			data = skipSpace(data[1:])
+		}
+	}
+	return list, nil
+}
+
+var comma = []byte{','}
+
+// parseUint reads digits, bare or within quotes.
+func parseUint(data []byte, most uint64) (v uint64, rest []byte, ok bool) {
+	quoted := data[0] == '"'
+	if quoted {
+		data = data[1:]
+	}
+	i := 0
+	for ; i < len(data) && '0' <= data[i] && data[i] <= '9'; i++ {
+		digit := uint64(data[i] - '0')
+		if v > (most-digit)/10 {
+			return 0, nil, false
+		}
+		v = v*10 + digit
+	}
+	if i == 0 {
+		return 0, nil, false
+	}
+	if quoted {
+		if i == len(data) || data[i] != '"' {
+			return 0, nil, false
+		}
+		i++
+	}
+	return v, data[i:], true
+}
+
+func skipSpace(b []byte) []byte {
+	for len(b) > 0 && (b[0] == ' ' || b[0] == '\n' || b[0] == '\t' || b[0] == '\r') {
+		b = b[1:]
+	}
+	return b
+}
+
+// clip shows the value at the front of b, shortened.
+func clip(b []byte) string {
+	const most = 40
+	if i := bytes.IndexAny(b, ",]}\n"); i > 0 {
+		b = b[:i]
+	}
+	if len(b) > most {
+		return strings.ToValidUTF8(string(b[:most]), "") + "..."
+	}
+	return string(b)
+}
