@@ -155,7 +155,7 @@ func (m *matcher) find(req *pb.MatchRequest, model Model) {
 	m.query.Workers = nil // the request's, not the pool's
 }
 
-// answer turns the result into the message: four allocations, whatever its length.
+// answer turns the result into the message: three allocations, whatever its length.
 func (m *matcher) answer(model Model) *pb.MatchResponse {
 	resp := &pb.MatchResponse{
 		Blocks:      uint32(len(m.locals)),

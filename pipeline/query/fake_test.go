@@ -1,0 +1,238 @@
+// This file is the tests' stage: a source over a real index, and both
+// transports in front of it.
+
+package query
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protojson"
+
+	"kvindex/index"
+	pb "kvindex/pipeline/query/kvindexpb"
+)
+
+// fakeSource is a stage whose state a test sets.
+type fakeSource struct {
+	mu      sync.Mutex
+	models  []Model
+	ready   Readiness
+	states  map[*index.Worker]WorkerState
+	workers []WorkerStatus
+	status  Status
+	onModel func() // called by Model, without the lock
+}
+
+var _ Source = (*fakeSource)(nil)
+
+// newFake is a ready stage with one model, m, of 4 tokens a block.
+func newFake() *fakeSource {
+	f := &fakeSource{
+		ready:  Readiness{Ready: true},
+		states: map[*index.Worker]WorkerState{},
+	}
+	f.addModel("m", 4, index.Flash)
+	return f
+}
+
+func (f *fakeSource) addModel(name string, blockSize int, h index.Hasher) *index.Index {
+	x := index.New(index.NewPositionalIndex(0))
+	f.models = append(f.models, Model{Name: name, BlockSize: blockSize, Hasher: h, Index: x})
+	return x
+}
+
+// holds makes a worker-rank of m hold the blocks, and gives it a state.
+func (f *fakeSource) holds(t testing.TB, worker string, rank int32, locals []index.LocalHash, st WorkerState) *index.Worker {
+	t.Helper()
+	w := f.models[0].Index.AddWorker(worker, rank, nil)
+	if _, err := w.Store(index.Device, index.Stored{Locals: locals}); err != nil {
+		t.Fatal(err)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.states[w] = st
+	return w
+}
+
+func (f *fakeSource) setReady(r Readiness) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ready = r
+}
+
+func (f *fakeSource) Readiness() Readiness {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.ready
+}
+
+func (f *fakeSource) Model(name string, blockSize int) (Model, error) {
+	if f.onModel != nil {
+		f.onModel()
+	}
+	var found Model // without allocating: see TestMatchAllocates
+	n := 0
+	for _, m := range f.models {
+		if m.Name == name && (blockSize == 0 || blockSize == m.BlockSize) {
+			if n++; n > 1 {
+				return Model{}, fmt.Errorf("%w %q: block sizes %d and %d", ErrAmbiguousModel, name, found.BlockSize, m.BlockSize)
+			}
+			found = m
+		}
+	}
+	if n == 0 {
+		return Model{}, fmt.Errorf("%w %q", ErrUnknownModel, name)
+	}
+	return found, nil
+}
+
+func (f *fakeSource) Now() time.Time { return time.Unix(1000, 0) }
+
+func (f *fakeSource) Worker(w *index.Worker, _ time.Time) WorkerState {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.states[w]
+}
+
+func (f *fakeSource) Workers(string) []WorkerStatus { return f.workers }
+func (f *fakeSource) Status() Status                { return f.status }
+
+// serve starts a server over src on free ports of the loopback.
+func serve(t testing.TB, src Source, cfg Config) *Server {
+	t.Helper()
+	cfg.GRPCAddr, cfg.HTTPAddr = "127.0.0.1:0", "127.0.0.1:0"
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	s, err := NewServer(src, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		defer cancel()
+		if err := s.Shutdown(ctx); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// asker asks the same of either transport.
+type asker struct {
+	name string
+	ask  func(*pb.MatchRequest) (*pb.MatchResponse, error)
+}
+
+func askers(t testing.TB, s *Server) []asker {
+	t.Helper()
+	return []asker{
+		{"grpc", func(req *pb.MatchRequest) (*pb.MatchResponse, error) {
+			return dial(t, s).Match(t.Context(), req)
+		}},
+		{"http", func(req *pb.MatchRequest) (*pb.MatchResponse, error) {
+			// protojson writes 64-bit numbers as strings and reads either.
+			body, err := protojson.MarshalOptions{UseProtoNames: true}.Marshal(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			code, answer := post(t, s, string(body))
+			if code != http.StatusOK {
+				return nil, httpToStatus(t, code, answer)
+			}
+			resp := new(pb.MatchResponse)
+			if err := protojson.Unmarshal([]byte(answer), resp); err != nil {
+				t.Fatalf("%v in %s", err, answer)
+			}
+			return resp, nil
+		}},
+	}
+}
+
+func dial(t testing.TB, s *Server) *Client {
+	t.Helper()
+	c, err := Dial(s.GRPCAddr().String(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+func post(t testing.TB, s *Server, body string) (int, string) {
+	t.Helper()
+	return do(t, s, http.MethodPost, "/v1/match", "application/json", strings.NewReader(body))
+}
+
+func get(t testing.TB, s *Server, path string) (int, string) {
+	t.Helper()
+	return do(t, s, http.MethodGet, path, "", nil)
+}
+
+func do(t testing.TB, s *Server, method, path, contentType string, body io.Reader) (int, string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.HTTPAddr().String()+path, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if contentType != "" {
+		req.Header.Set("Content-Type", contentType)
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var buf bytes.Buffer
+	if _, err := buf.ReadFrom(resp.Body); err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, buf.String()
+}
+
+// httpToStatus reads an error answer back into what the service said, and
+// checks that its HTTP status fits its code.
+func httpToStatus(t testing.TB, httpCode int, body string) error {
+	t.Helper()
+	want := map[string]int{
+		"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "FAILED_PRECONDITION": 409, "RESOURCE_EXHAUSTED": 413,
+		"INTERNAL": 500, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504,
+	}
+	code, message := errorOf(t, body)
+	if want[code] != httpCode {
+		t.Errorf("HTTP status %d with code %s", httpCode, code)
+	}
+	for c := range codesCount {
+		if codeName(codes.Code(c)) == code {
+			return status.Error(codes.Code(c), message)
+		}
+	}
+	t.Fatalf("unknown code %q", code)
+	return nil
+}
+
+// eventually polls until ok or five seconds are over.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(5 * time.Second); !ok(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within 5 s: %s", what)
+		}
+	}
+}

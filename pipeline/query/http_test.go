@@ -1,0 +1,177 @@
+package query
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"testing"
+
+	"kvindex/index"
+)
+
+// errorOf reads {"error":{"code","message"}}.
+func errorOf(t testing.TB, body string) (code, message string) {
+	t.Helper()
+	var e struct {
+		Error struct{ Code, Message string }
+	}
+	d := json.NewDecoder(strings.NewReader(body))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&e); err != nil || e.Error.Code == "" {
+		t.Fatalf("not an error: %v: %s", err, body)
+	}
+	return e.Error.Code, e.Error.Message
+}
+
+func TestJSONRequests(t *testing.T) {
+	const big = "18446744073709551615" // 2^64-1, which a float64 would round
+	f := newFake()
+	f.holds(t, "w", 0, []index.LocalHash{1<<64 - 1, 1<<53 + 1}, WorkerState{})
+	s := serve(t, f, Config{})
+	cases := []struct {
+		name string
+		body string
+		want string // within the answer
+	}{
+		{"numbers above 2^53 are exact", `{"model":"m","local_hashes":[` + big + `,9007199254740993]}`, `"depth_blocks":2`},
+		{"and as strings", `{"model":"m","local_hashes":["` + big + `","9007199254740993"]}`, `"depth_blocks":2`},
+		{"a neighbour is another hash", `{"model":"m","local_hashes":[` + big + `,9007199254740992]}`, `"depth_blocks":1`},
+		{"white space", " {\n\"model\" : \"m\",\t\"local_hashes\" : [ " + big + " , \"9007199254740993\"\n] }\n", `"depth_blocks":2`},
+		{"null is absent", `{"model":"m","local_hashes":[` + big + `],"tokens":null,"mm":null,"workers":null,"top_k":null}`, `"depth_blocks":1`},
+		{"an answer has every field", `{"model":"m","local_hashes":[7]}`,
+			`{"blocks":1,"block_size":4,"matches":[],"lower_bounds":false,"partial":false,"missing":[]}`},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			code, answer := post(t, s, c.body)
+			if code != http.StatusOK || !strings.Contains(answer, c.want) {
+				t.Errorf("%d %s, want %s", code, answer, c.want)
+			}
+		})
+	}
+}
+
+func TestJSONRefusals(t *testing.T) {
+	s := serve(t, fleet(t), Config{Limits: Limits{MaxRequestBytes: 1000}})
+	cases := []struct {
+		name string
+		body string
+		want string // within the message
+	}{
+		{"empty body", ``, "ends before"},
+		{"cut off", `{"model":"m"`, "ends before"},
+		{"not JSON", `model=m`, "not JSON at byte 1"},
+		{"an array", `[]`, "the body: array is not a struct"},
+		{"two objects", `{"model":"m","tokens":[1]}{}`, "goes on after"},
+		{"unknown field", `{"model":"m","tokens":[1],"topk":3}`, `unknown field "topk"`},
+		{"camel case is unknown too", `{"model":"m","localHashes":[1]}`, `unknown field "localHashes"`},
+		{"unknown field within mm", `{"model":"m","tokens":[1],"mm":[{"offset":3}]}`, `unknown field "offset"`},
+		{"float token", `{"model":"m","tokens":[1,2.5]}`, "tokens[1]: 2.5 is not a whole number from 0 to 4294967295"},
+		{"float that is whole", `{"model":"m","tokens":[1.0]}`, "tokens[0]: 1.0 is not"},
+		{"exponent", `{"model":"m","local_hashes":[1e3]}`, "local_hashes[0]: 1e3 is not"},
+		{"negative", `{"model":"m","local_hashes":[-1]}`, "local_hashes[0]: -1 is not"},
+		{"token of 33 bits", `{"model":"m","tokens":[4294967296]}`, "tokens[0]: 4294967296 is not"},
+		{"hash of 65 bits", `{"model":"m","local_hashes":[0,18446744073709551616]}`, "local_hashes[1]: 18446744073709551616 is not"},
+		{"hexadecimal", `{"model":"m","local_hashes":["0xff"]}`, "local_hashes[0]"},
+		{"empty string", `{"model":"m","local_hashes":[""]}`, "local_hashes[0]"},
+		{"null element", `{"model":"m","tokens":[null]}`, "tokens[0]"},
+		{"nested", `{"model":"m","tokens":[[1]]}`, "tokens[0]"},
+		{"not a list", `{"model":"m","tokens":"1,2"}`, "tokens: \"1"},
+		{"a list given twice", `{"model":"m","tokens":[1],"tokens":[2]}`, "tokens is there twice"},
+		{"mm hash of 65 bits", `{"model":"m","tokens":[1],"mm":[{"hash":"18446744073709551616"}]}`, "mm: hash"},
+		{"a number as name", `{"model":7,"tokens":[1]}`, "model: number is not a string"},
+		{"top_k as string", `{"model":"m","tokens":[1],"top_k":"3"}`, "top_k: string is not a uint32"},
+		{"not UTF-8", "{\"model\":\"m\xff\",\"tokens\":[1]}", "not UTF-8"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			code, answer := post(t, s, c.body)
+			name, message := errorOf(t, answer)
+			if code != http.StatusBadRequest || name != "INVALID_ARGUMENT" || !strings.Contains(message, c.want) {
+				t.Errorf("%d %s, want 400 and %q", code, answer, c.want)
+			}
+		})
+	}
+}
+
+func TestHTTPRefusals(t *testing.T) {
+	s := serve(t, fleet(t), Config{Limits: Limits{MaxRequestBytes: 1000}})
+	cases := []struct {
+		name, method, path, contentType, body string
+		status                                int
+		code                                  string
+	}{
+		{"wrong method", "GET", "/v1/match", "", "", 405, "METHOD_NOT_ALLOWED"},
+		{"wrong method of a listing", "POST", "/v1/workers", "", "", 405, "METHOD_NOT_ALLOWED"},
+		{"a form", "POST", "/v1/match", "application/x-www-form-urlencoded", "{}", 415, "UNSUPPORTED_MEDIA_TYPE"},
+		{"no type", "POST", "/v1/match", "", `{"model":"x","tokens":[1]}`, 404, "NOT_FOUND"},
+		{"type with parameter", "POST", "/v1/match", "application/json; charset=utf-8", `{"model":"x","tokens":[1]}`, 404, "NOT_FOUND"},
+		{"huge body", "POST", "/v1/match", "application/json", strings.Repeat(" ", 1001), 413, "RESOURCE_EXHAUSTED"},
+		{"unknown path", "GET", "/v1/nothing", "", "", 404, "NOT_FOUND"},
+		{"unknown parameter", "GET", "/v1/workers?name=x", "", "", 400, "INVALID_ARGUMENT"},
+	}
+	for _, c := range cases {
+		t.Run(c.name, func(t *testing.T) {
+			code, answer := do(t, s, c.method, c.path, c.contentType, strings.NewReader(c.body))
+			if name, _ := errorOf(t, answer); code != c.status || name != c.code {
+				t.Errorf("%d %s, want %d %s", code, answer, c.status, c.code)
+			}
+		})
+	}
+	t.Run("a huge body without length", func(t *testing.T) {
+		code, answer := do(t, s, "POST", "/v1/match", "application/json", io.MultiReader(strings.NewReader(strings.Repeat(" ", 1001))))
+		if code != 413 || !strings.Contains(answer, "limit of 1000 bytes") {
+			t.Errorf("%d %s", code, answer)
+		}
+	})
+}
+
+// 64-bit numbers that JavaScript would round are written as strings.
+func TestJSONIntegersAreExact(t *testing.T) {
+	f := newFake()
+	f.workers = []WorkerStatus{{Worker: "w\"é", Epoch: 1<<53 - 1, Seq: 1 << 53}}
+	s := serve(t, f, Config{})
+	_, answer := get(t, s, "/v1/workers")
+	for _, want := range []string{`"epoch":9007199254740991,`, `"seq":"9007199254740992",`, `"worker":"w\"é"`} {
+		if !strings.Contains(answer, want) {
+			t.Errorf("%s lacks %s", answer, want)
+		}
+	}
+	if !json.Valid([]byte(answer)) {
+		t.Errorf("not JSON: %s", answer)
+	}
+}
+
+func FuzzParseMatch(f *testing.F) {
+	f.Add([]byte(`{"model":"m","tokens":[1, "2"],"local_hashes":["18446744073709551615"],"mm":[{"hash":1,"id":"","first_token":0,"tokens":1}]}`))
+	f.Add([]byte(`{"tokens":[1,]}`))
+	f.Add([]byte(`{"local_hashes":"`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		req, err := parseMatch(body)
+		if err != nil {
+			return
+		}
+		// What was read exactly reads back exactly from numbers.
+		var in struct {
+			Tokens      []json.RawMessage
+			LocalHashes []json.RawMessage `json:"local_hashes"`
+		}
+		if err := json.Unmarshal(body, &in); err != nil {
+			t.Fatal(err)
+		}
+		for i, raw := range in.LocalHashes {
+			want, err := strconv.ParseUint(strings.Trim(string(raw), `"`), 10, 64)
+			if err != nil || req.LocalHashes[i] != want {
+				t.Fatalf("local_hashes[%d] = %d of %s", i, req.LocalHashes[i], raw)
+			}
+		}
+		for i, raw := range in.Tokens {
+			want, err := strconv.ParseUint(strings.Trim(string(raw), `"`), 10, 32)
+			if err != nil || uint64(req.Tokens[i]) != want {
+				t.Fatalf("tokens[%d] = %d of %s", i, req.Tokens[i], raw)
+			}
+		}
+	})
+}
