@@ -1,0 +1,270 @@
+// Package indextest says what an index structure must do, and checks it.
+//
+// Oracle answers by the contract's own words, as slowly as that takes. Run puts
+// any structure through the conformance suite: deterministic cases for each point
+// of the contract, random histories against the Oracle, concurrent writers and
+// readers, and memory under churn. Fleet is an Oracle for a whole index, by worker
+// and tier. Workload makes events and queries for benchmarks.
+package indextest
+
+// This file is the oracle of one structure.
+
+import (
+	"math"
+	"slices"
+	"sync"
+
+	"kvindex/index"
+)
+
+// Oracle is a Structure that is obviously right: a set of sequence hashes a
+// slot, and everything else computed from scratch at each call. Calls may come
+// from any goroutine. It ignores FindOptions.EarlyExit: its depths are exact.
+type Oracle struct {
+	mu    sync.Mutex
+	slots map[index.Slot]map[index.SeqHash]held
+}
+
+// held is what a slot knows of a block besides its sequence hash.
+type held struct {
+	parent    index.SeqHash
+	hasParent bool
+	local     index.LocalHash
+	position  int32 // true if the block is in reach, else claimed
+}
+
+// NewOracle returns an empty Oracle.
+func NewOracle() *Oracle {
+	return &Oracle{slots: make(map[index.Slot]map[index.SeqHash]held)}
+}
+
+// depths returns the number of ancestors of each block that is in reach.
+func depths(set map[index.SeqHash]held) map[index.SeqHash]int32 {
+	children := make(map[index.SeqHash][]index.SeqHash)
+	var level []index.SeqHash
+	for seq, b := range set {
+		if b.hasParent {
+			children[b.parent] = append(children[b.parent], seq)
+		} else {
+			level = append(level, seq)
+		}
+	}
+	reach := make(map[index.SeqHash]int32)
+	for depth := int32(0); len(level) > 0; depth++ {
+		var next []index.SeqHash
+		for _, seq := range level {
+			reach[seq] = depth
+			next = append(next, children[seq]...)
+		}
+		level = next
+	}
+	return reach
+}
+
+// Store implements index.Structure.
+func (o *Oracle) Store(slot index.Slot, s index.Stored) (index.Effect, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	seqs, err := chain(s)
+	if err != nil {
+		return index.Effect{}, err
+	}
+	set := o.slots[slot]
+	if set == nil {
+		set = make(map[index.SeqHash]held)
+		o.slots[slot] = set
+	}
+	before := depths(set)
+	first, known := int32(0), true
+	if s.HasParent {
+		if first, known = before[s.Parent]; known {
+			first++
+		}
+	}
+	var e index.Effect
+	if s.Position >= 0 && known && s.Position != first {
+		e.Contradiction += len(seqs)
+	}
+	old := make(map[index.SeqHash]bool)
+	for seq := range set {
+		old[seq] = true
+	}
+	for i, seq := range seqs {
+		if old[seq] {
+			e.Duplicate++
+			continue
+		}
+		b := held{local: s.Locals[i], hasParent: i > 0 || s.HasParent, parent: s.Parent, position: index.NoPosition}
+		if i > 0 {
+			b.parent = seqs[i-1]
+		}
+		above, ok := set[b.parent]
+		if s.Position >= 0 {
+			b.position = s.Position + int32(i)
+		} else if b.hasParent && ok && above.position >= 0 && above.position < math.MaxInt32 {
+			b.position = above.position + 1
+		}
+		if b.hasParent && !ok {
+			e.Orphan++
+		}
+		set[seq] = b
+		e.Stored++
+	}
+	for seq, depth := range depths(set) {
+		b := set[seq]
+		if old[seq] && b.position >= 0 && b.position != depth {
+			e.Contradiction++
+		}
+		b.position = depth
+		set[seq] = b
+	}
+	return e, nil
+}
+
+// chain returns the sequence hashes of a stored event, or why it is refused.
+func chain(s index.Stored) ([]index.SeqHash, error) {
+	opaque := len(s.Hashes) > 0
+	switch {
+	case len(s.Locals) == 0:
+		return nil, index.ErrEmptyStore
+	case s.Position < -1 || int64(s.Position)+int64(len(s.Locals))-1 > math.MaxInt32:
+		return nil, index.ErrBadPosition
+	case opaque && len(s.Hashes) != len(s.Locals):
+		return nil, index.ErrHashCount
+	}
+	seqs := s.Hashes
+	if !opaque {
+		if !s.HasParent {
+			seqs = index.Chain(nil, s.Locals)
+		} else {
+			prev := s.Parent
+			for _, l := range s.Locals {
+				prev = index.Next(prev, l)
+				seqs = append(seqs, prev)
+			}
+		}
+	}
+	if s.HasParent && s.Parent == 0 || slices.Contains(seqs, 0) {
+		return nil, index.ErrNullHash
+	}
+	for i, seq := range seqs {
+		if i == 0 && s.HasParent && seq == s.Parent || i > 0 && seq == seqs[i-1] {
+			return nil, index.ErrSelfParent
+		}
+	}
+	if opaque {
+		return nil, index.ErrOpaqueHash
+	}
+	return seqs, nil
+}
+
+// Remove implements index.Structure.
+func (o *Oracle) Remove(slot index.Slot, hashes []index.SeqHash) (e index.Effect) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, h := range hashes {
+		if _, ok := o.slots[slot][h]; ok {
+			delete(o.slots[slot], h)
+			e.Removed++
+		} else {
+			e.Unknown++
+		}
+	}
+	return e
+}
+
+// Clear implements index.Structure.
+func (o *Oracle) Clear(slot index.Slot) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	n := len(o.slots[slot])
+	delete(o.slots, slot)
+	return n
+}
+
+// Holds implements index.Structure.
+func (o *Oracle) Holds(slot index.Slot, h index.SeqHash) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, ok := o.slots[slot][h]
+	return ok
+}
+
+// Len implements index.Structure.
+func (o *Oracle) Len(slot index.Slot) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return len(o.slots[slot])
+}
+
+// Dump implements index.Structure.
+func (o *Oracle) Dump(slot index.Slot, yield func(index.Stored) bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	set := o.slots[slot]
+	done := make(map[index.SeqHash]bool)
+	for len(done) < len(set) {
+		before := len(done)
+		for seq, b := range set {
+			if _, parentHeld := set[b.parent]; done[seq] || b.hasParent && parentHeld && !done[b.parent] {
+				continue
+			}
+			done[seq] = true
+			if !yield(index.Stored{Parent: b.parent, HasParent: b.hasParent, Position: b.position, Locals: []index.LocalHash{b.local}}) {
+				return
+			}
+		}
+		if len(done) == before {
+			panic("BUG: blocks are each other's ancestors")
+		}
+	}
+}
+
+// Find implements index.Structure. The order of the answer is that of the slots.
+func (o *Oracle) Find(query []index.LocalHash, opt index.FindOptions, m *index.SlotMatches) {
+	m.Reset()
+	for slot, depth := range o.Depths(query) {
+		if opt.Only == nil || opt.Only.Has(slot) {
+			m.Matches = append(m.Matches, index.SlotMatch{Slot: slot, Depth: depth})
+		}
+	}
+	slices.SortFunc(m.Matches, func(a, b index.SlotMatch) int { return int(a.Slot) - int(b.Slot) })
+}
+
+// Depths returns how many leading blocks of the query each slot holds, slots
+// that hold none left out.
+func (o *Oracle) Depths(query []index.LocalHash) map[index.Slot]int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := make(map[index.Slot]int)
+	seqs := index.Chain(nil, query)
+	for slot, set := range o.slots {
+		n := 0
+		for n < len(seqs) {
+			if _, ok := set[seqs[n]]; !ok {
+				break
+			}
+			n++
+		}
+		if n > 0 {
+			out[slot] = n
+		}
+	}
+	return out
+}
+
+// Stats implements index.Structure.
+func (o *Oracle) Stats() index.Stats {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	var st index.Stats
+	distinct := make(map[index.SeqHash]bool)
+	for _, set := range o.slots {
+		st.Blocks += int64(len(set))
+		for seq := range depths(set) {
+			distinct[seq] = true
+		}
+	}
+	st.Entries = int64(len(distinct))
+	return st
+}
