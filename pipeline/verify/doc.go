@@ -1,0 +1,46 @@
+// Package verify says what the stage must answer, so that tests can hold it to
+// that: an oracle that reads the same records and shares as little as possible
+// with the stage.
+//
+// It imports neither the stage nor the snapshots nor the hot decoder. It decodes
+// with goavro alone, keeps plain sets of sequence hashes, and counts depths one
+// block at a time; all that it takes from the index are the types and the
+// chaining of one hash. It keeps every block ever stored and is made for tests,
+// not for speed: some microseconds a block.
+//
+// # What a record does to a worker-rank
+//
+//   - Its worker must be its key, else it is refused.
+//   - An older epoch than the known one is ignored. A newer one, or the first
+//     record ever, begins from an empty cache: complete, last seq -1.
+//   - In the known epoch it is refused once the worker-rank is retired; refused
+//     and the worker-rank incomplete if producer, model, block size or hasher
+//     differ from the epoch's first record.
+//   - A seq at or below the last is a duplicate and ignored. The next one is
+//     applied. One beyond it is applied too, but records were lost: incomplete.
+//     A heartbeat carries the last seq, so one above the last tells of lost
+//     records as well.
+//   - Its events happen in order. A stored event that the index refuses changes
+//     nothing and makes the worker-rank incomplete; the others still happen.
+//     Clearing all tiers makes it complete. Retired ends all ranks of the worker
+//     on the partition, and the rest of the batch with them.
+//
+// # What time does
+//
+// Time is the broker's, read from the records of a partition alone: before a
+// record of timestamp t is looked at, each worker-rank of its partition heard
+// last at t - grace or before is retired, as of that moment + grace, and one
+// retired at t - grace or before is forgotten, as if it had never been.
+//
+// # Which partition a worker is on
+//
+// Each partition is folded for itself; who owns a worker is decided at the end,
+// from what all of them saw: the partition with its newest epoch, of equal ones
+// the one whose first record of that epoch is older, then the lower number. What
+// the others hold of it does not count, and records of the owner's epoch among
+// theirs make the owner's ranks incomplete unless those began anew later. So the
+// result does not depend on the order in which partitions are read.
+//
+// The one thing it does not follow is a worker whose ranks are at different
+// epochs on different partitions: each counts with its partition's newest.
+package verify

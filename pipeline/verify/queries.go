@@ -1,0 +1,109 @@
+package verify
+
+// This file makes queries that are worth asking: about what is held.
+
+import (
+	"iter"
+	"math/rand/v2"
+	"slices"
+
+	"kvindex/index"
+)
+
+// Query is a prompt to ask about.
+type Query struct {
+	Model     string
+	BlockSize int32
+	Locals    []index.LocalHash
+}
+
+// leaf is the last block of a chain that a worker-rank holds in its device tier.
+type leaf struct {
+	*rank
+	seq index.SeqHash
+}
+
+func (o *Oracle) leaves() []leaf {
+	res := o.resolve()
+	if res.leaves == nil {
+		for _, r := range res.ranks {
+			held := r.tiers[index.Device]
+			parents := make(map[index.SeqHash]struct{}, len(held))
+			for seq := range held {
+				parents[o.blocks[seq].parent] = struct{}{}
+			}
+			var own []index.SeqHash
+			for seq := range held {
+				if _, inner := parents[seq]; !inner {
+					own = append(own, seq)
+				}
+			}
+			slices.Sort(own) // so that a seed gives the same queries again
+			for _, seq := range own {
+				res.leaves = append(res.leaves, leaf{r.rank, seq})
+			}
+		}
+	}
+	return res.leaves
+}
+
+// chain returns the locals from the root to the block, across blocks that are
+// held no more; nil if an ancestor was never stored.
+func (o *Oracle) chain(seq index.SeqHash) []index.LocalHash {
+	var locals []index.LocalHash
+	for {
+		b, known := o.blocks[seq]
+		if !known {
+			return nil
+		}
+		locals = append(locals, b.local)
+		if !b.hasParent {
+			slices.Reverse(locals)
+			return locals
+		}
+		seq = b.parent
+	}
+}
+
+// Chains yields the chains that worker-ranks hold in their device tier, from
+// the root to each last block, one for each worker-rank and last block. What
+// lies before the last block may have holes; chains whose root was never stored
+// are left out.
+func (o *Oracle) Chains() iter.Seq2[WorkerRank, Query] {
+	return func(yield func(WorkerRank, Query) bool) {
+		for _, l := range o.leaves() {
+			if locals := o.chain(l.seq); locals != nil && !yield(l.WorkerRank, Query{l.model, l.blockSize, locals}) {
+				return
+			}
+		}
+	}
+}
+
+// Queries returns n random queries: chains that are held, whole or cut, going
+// on into blocks that nobody has, or with a strange block in their middle. It
+// returns fewer, possibly none, if hardly any chain is held from its root.
+func (o *Oracle) Queries(rng *rand.Rand, n int) []Query {
+	leaves := o.leaves()
+	var queries []Query
+	for tries := 2 * n; tries > 0 && len(queries) < n && len(leaves) > 0; tries-- {
+		l := leaves[rng.IntN(len(leaves))]
+		locals := o.chain(l.seq)
+		if locals == nil {
+			continue
+		}
+		switch rng.IntN(4) {
+		case 0: // whole
+		case 1:
+			locals = locals[:1+rng.IntN(len(locals))]
+		case 2:
+			locals = locals[:1+rng.IntN(len(locals))]
+			for range 1 + rng.IntN(8) {
+				locals = append(locals, index.LocalHash(rng.Uint64()))
+			}
+		case 3:
+			locals[rng.IntN(len(locals))] = index.LocalHash(rng.Uint64())
+		}
+		queries = append(queries, Query{l.model, l.blockSize, locals})
+	}
+	return queries
+}

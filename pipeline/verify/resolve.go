@@ -1,0 +1,124 @@
+package verify
+
+// This file answers: which partition each worker is on, and how deep it matches.
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"kvindex/index"
+)
+
+// State is what is known of a worker-rank on the partition that owns its worker.
+type State struct {
+	WorkerRank
+	Partition  int32
+	Model      string
+	BlockSize  int32
+	Hasher     string
+	Producer   string
+	Epoch      int64
+	Seq        int64 // last one, -1 before any
+	Heard      int64 // timestamp of its last record, Unix milliseconds
+	Incomplete bool
+	Retired    bool
+	Blocks     [index.Tiers]int // held, in reach or not
+}
+
+// resolution is the worker-ranks that count, with what follows from them.
+type resolution struct {
+	ranks  []owned // sorted by worker and rank
+	leaves []leaf  // nil until asked for
+}
+
+type owned struct {
+	*rank
+	partition  int32
+	incomplete bool
+}
+
+func (o *Oracle) resolve() *resolution {
+	if o.resolved != nil {
+		return o.resolved
+	}
+	o.resolved = new(resolution)
+	for number, p := range o.partitions {
+		for wr, r := range p.ranks {
+			if own := o.owner(wr.Worker); own != nil && own.partition == number {
+				o.resolved.ranks = append(o.resolved.ranks, owned{r, number, r.incomplete || !r.retired && o.rivalled(wr.Worker, own, r)})
+			}
+		}
+	}
+	slices.SortFunc(o.resolved.ranks, func(a, b owned) int {
+		return cmp.Or(cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank))
+	})
+	return o.resolved
+}
+
+// owner returns the claim that holds the worker, nil if none does.
+func (o *Oracle) owner(worker string) *claim {
+	claims := o.claims[worker]
+	for _, c := range claims {
+		beaten := slices.ContainsFunc(claims, func(d *claim) bool {
+			return d.partition != c.partition && d.beats(c) && d.until > c.since
+		})
+		if c.until == math.MaxInt64 && !beaten {
+			return c
+		}
+	}
+	return nil
+}
+
+func (c *claim) beats(d *claim) bool {
+	return cmp.Or(cmp.Compare(c.epoch, d.epoch), cmp.Compare(d.since, c.since), cmp.Compare(d.partition, c.partition)) > 0
+}
+
+// rivalled reports whether another partition has records of the owner's epoch
+// from after the worker-rank last began anew.
+func (o *Oracle) rivalled(worker string, own *claim, r *rank) bool {
+	return slices.ContainsFunc(o.claims[worker], func(d *claim) bool {
+		return d.partition != own.partition && d.epoch == own.epoch && d.last >= r.began
+	})
+}
+
+// Workers returns every worker-rank known, retired ones included, sorted.
+func (o *Oracle) Workers() []State {
+	var states []State
+	for _, r := range o.resolve().ranks {
+		s := State{
+			WorkerRank: r.WorkerRank, Partition: r.partition,
+			Model: r.model, BlockSize: r.blockSize, Hasher: r.hasher, Producer: r.producer,
+			Epoch: r.epoch, Seq: r.seq, Heard: r.heard, Incomplete: r.incomplete, Retired: r.retired,
+		}
+		for t := range s.Blocks {
+			s.Blocks[t] = len(r.tiers[t])
+		}
+		states = append(states, s)
+	}
+	return states
+}
+
+// Depths returns how many of the query's leading blocks each worker-rank of the
+// model holds in its device tier. Those that do not hold the first are absent.
+func (o *Oracle) Depths(model string, blockSize int32, locals []index.LocalHash) map[WorkerRank]int {
+	depths := make(map[WorkerRank]int)
+	for _, r := range o.resolve().ranks {
+		if r.model != model || r.blockSize != blockSize {
+			continue
+		}
+		var seq index.SeqHash
+		for i, l := range locals {
+			if i == 0 {
+				seq = index.SeqHash(l)
+			} else {
+				seq = index.Next(seq, l)
+			}
+			if _, held := r.tiers[index.Device][seq]; !held {
+				break
+			}
+			depths[r.WorkerRank] = i + 1
+		}
+	}
+	return depths
+}
