@@ -3,7 +3,6 @@
 package index
 
 import (
-	"math"
 	"math/bits"
 	"math/rand/v2"
 	"sync"
@@ -142,15 +141,11 @@ func (p *PositionalIndex) Store(slot Slot, s Stored) (Effect, error) {
 		if at == none {
 			at = b.add(seq)
 		}
-		claim := NoPosition
-		switch above := b.nodes[parent]; {
-		case s.Position >= 0:
-			claim = s.Position + int32(i)
-		case above.state != ghost && above.pos >= 0 && above.pos < math.MaxInt32:
-			claim = above.pos + 1
+		n := &b.nodes[at]
+		n.local = l
+		if s.Position >= 0 {
+			n.pos = s.Position + int32(i)
 		}
-		b.nodes[at].local = l
-		b.nodes[at].pos = claim
 		b.hold(at, parent)
 		e.Stored++
 		switch b.nodes[parent].state {

@@ -236,7 +236,7 @@ func RunContract(t *testing.T, empty func() index.Structure) {
 			f.did(f.store(0, claim), index.Effect{Stored: 5})
 			f.finds(a, nil)
 			f.finds(slices.Concat(a[:3], a[10:]), nil)
-			f.did(f.below(0, a, 0, 10), index.Effect{Stored: 10, Contradiction: 15})
+			f.did(f.below(0, a, 0, 10), index.Effect{Stored: 10, Contradiction: 10})
 			f.finds(a, as(0, 25))
 		}},
 		{"2/an orphan without a position contradicts nothing", func(f *fixture) {

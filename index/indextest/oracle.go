@@ -98,13 +98,10 @@ func (o *Oracle) Store(slot index.Slot, s index.Stored) (index.Effect, error) {
 		if i > 0 {
 			b.parent = seqs[i-1]
 		}
-		above, ok := set[b.parent]
 		if s.Position >= 0 {
 			b.position = s.Position + int32(i)
-		} else if b.hasParent && ok && above.position >= 0 && above.position < math.MaxInt32 {
-			b.position = above.position + 1
 		}
-		if b.hasParent && !ok {
+		if _, ok := set[b.parent]; b.hasParent && !ok {
 			e.Orphan++
 		}
 		set[seq] = b
