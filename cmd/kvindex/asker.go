@@ -1,0 +1,91 @@
+// This file asks a stage which workers of a fleet hold a prompt's blocks.
+
+package main
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"kvindex/cmd/kvindex/fleet"
+	"kvindex/pipeline/query/kvindexpb"
+)
+
+// dialStage prepares a connection to a stage. Nothing is sent yet; a connection
+// that is lost comes back on its own, and until then calls fail at once.
+func dialStage(address string) (*grpc.ClientConn, error) {
+	conn, err := grpc.NewClient(address,
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
+			MinConnectTimeout: time.Second,
+		}),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
+	if err != nil {
+		return nil, usagef("query address %s: %w", address, err)
+	}
+	return conn, nil
+}
+
+// asker asks for the depths of one fleet's workers. One goroutine uses it.
+type asker struct {
+	stage   kvindexpb.KVIndexClient
+	timeout time.Duration
+	worker  map[string]int
+	request kvindexpb.MatchRequest
+
+	failed  int
+	lastErr error           // of the last query, nil if it was answered
+	took    []time.Duration // of each answered query
+}
+
+func newAsker(conn *grpc.ClientConn, cfg fleet.ProducerConfig, timeout time.Duration) *asker {
+	a := &asker{stage: kvindexpb.NewKVIndexClient(conn), timeout: timeout, worker: map[string]int{}}
+	for i, name := range cfg.Workers {
+		a.worker[name] = i
+	}
+	a.request.Model, a.request.BlockSize = cfg.Model, uint32(cfg.BlockSize)
+	return a
+}
+
+// depths appends each worker's leading blocks of a prompt to dst. Without an
+// answer it returns nil: the request is then routed without it.
+func (a *asker) depths(ctx context.Context, dst []int, p fleet.Prompt) []int {
+	ctx, cancel := context.WithTimeout(ctx, a.timeout)
+	defer cancel()
+	a.request.LocalHashes = a.request.LocalHashes[:0]
+	for _, l := range p.Locals {
+		a.request.LocalHashes = append(a.request.LocalHashes, uint64(l))
+	}
+	start := time.Now()
+	answer, err := a.stage.Match(ctx, &a.request)
+	a.lastErr = err
+	if err != nil {
+		a.failed++
+		return nil
+	}
+	a.took = append(a.took, time.Since(start))
+	for range a.worker {
+		dst = append(dst, 0)
+	}
+	for _, m := range answer.Matches {
+		if w, ok := a.worker[m.Worker]; ok {
+			dst[w] = int(m.DepthBlocks)
+		}
+	}
+	return dst
+}
+
+// quantile returns the q-quantile of durations, which it sorts; 0 if there are
+// none.
+func quantile(d []time.Duration, q float64) time.Duration {
+	if len(d) == 0 {
+		return 0
+	}
+	slices.Sort(d)
+	return d[min(len(d)-1, int(q*float64(len(d))))]
+}

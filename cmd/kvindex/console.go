@@ -1,0 +1,71 @@
+// This file is what commands read from and write to, plain or coloured.
+
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+
+	"golang.org/x/term"
+)
+
+// console is where a command's input and output go.
+type console struct {
+	in       io.Reader
+	out, err io.Writer
+	outStyle style
+	errStyle style
+	settings []setting // of the command, in the order of its flags
+}
+
+func newConsole(in, out, err *os.File) *console {
+	return &console{in: in, out: out, err: err, outStyle: styleOf(out), errStyle: styleOf(err)}
+}
+
+// style is how a file may be written to.
+type style struct {
+	terminal bool // lines may be written over
+	colour   bool
+}
+
+// styleOf uses colour on terminals only, unless NO_COLOR is set (to anything).
+func styleOf(f *os.File) style {
+	if !term.IsTerminal(int(f.Fd())) {
+		return style{}
+	}
+	return style{terminal: true, colour: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+}
+
+func (s style) paint(code, text string) string {
+	if !s.colour {
+		return text
+	}
+	return "\x1b[" + code + "m" + text + "\x1b[0m"
+}
+
+func (s style) red(text string) string    { return s.paint("31", text) }
+func (s style) green(text string) string  { return s.paint("32", text) }
+func (s style) yellow(text string) string { return s.paint("33", text) }
+func (s style) bold(text string) string   { return s.paint("1", text) }
+func (s style) faint(text string) string  { return s.paint("2", text) }
+
+// printJSON writes v on standard output, indented.
+func (c *console) printJSON(v any) error {
+	enc := json.NewEncoder(c.out)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}
+
+// table writes rows under a header, columns aligned. Cells must be plain text:
+// escapes would count as width.
+func table(w io.Writer, header []string, rows [][]string) error {
+	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, row := range append([][]string{header}, rows...) {
+		fmt.Fprintln(tw, strings.TrimRight(strings.Join(row, "\t"), "\t"))
+	}
+	return tw.Flush()
+}
