@@ -228,11 +228,11 @@ func (n *Native) start(ctx context.Context, nd *node) error {
 		case bytes.Contains(out, []byte("Kafka Server started")):
 			return nil
 		case ended && bytes.Contains(out, []byte("Address already in use")):
-			return stop(fmt.Errorf("Kafka node %s: %w", nd.addr, syscall.EADDRINUSE))
+			return stop(fmt.Errorf("kafka node %s: %w", nd.addr, syscall.EADDRINUSE))
 		case ended:
-			return stop(fmt.Errorf("Kafka node %s ended while starting: %v\n%s", nd.addr, proc.err, lastLines(out, 30)))
+			return stop(fmt.Errorf("kafka node %s ended while starting: %v\n%s", nd.addr, proc.err, lastLines(out, 30)))
 		}
-		return fmt.Errorf("Kafka node %s has not started\n%s", nd.addr, lastLines(out, 10))
+		return fmt.Errorf("kafka node %s has not started\n%s", nd.addr, lastLines(out, 10))
 	})
 }
 
@@ -249,7 +249,7 @@ func (n *Native) serves(ctx context.Context, nd *node, want int) error {
 			return fmt.Errorf("ask Kafka node %s for its metadata: %w", nd.addr, err)
 		}
 		if ids := m.Brokers.NodeIDs(); len(ids) < want || !slices.Contains(ids, nd.id) {
-			return fmt.Errorf("Kafka node %s (id %d) knows brokers %v, want itself and %d in all", nd.addr, nd.id, ids, want)
+			return fmt.Errorf("kafka node %s (id %d) knows brokers %v, want itself and %d in all", nd.addr, nd.id, ids, want)
 		}
 		return nil
 	})
@@ -303,7 +303,7 @@ func (n *Native) fault(i int, f func(*process) error) error {
 	nd.mu.Lock()
 	defer nd.mu.Unlock()
 	if nd.proc == nil || !nd.proc.running() {
-		return fmt.Errorf("Kafka node %d (%s) does not run; its log ends with\n%s", i, nd.addr, nd.lastWords())
+		return fmt.Errorf("kafka node %d (%s) does not run; its log ends with\n%s", i, nd.addr, nd.lastWords())
 	}
 	return f(nd.proc)
 }

@@ -1,0 +1,29 @@
+# The targets of this project. `make test` is all that CI runs (.ci/run adds the prerequisites).
+
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+.PHONY: build test race fuzz bench lint demo
+.DEFAULT_GOAL := build
+
+build: ## bin/kvindex
+	go build -o bin/ ./cmd/kvindex
+
+test: lint build ## everything: lint, all tests under the race detector, each fuzz target for FUZZTIME (5s)
+	.ci/test race fuzz
+
+race: ## all tests under the race detector: unit, conformance, random, integration on kfake and on a real Kafka
+	.ci/test race
+
+fuzz: ## each fuzz target for FUZZTIME: make fuzz FUZZTIME=1m
+	.ci/test fuzz
+
+bench:
+	go test -run '^$$' -bench . -benchmem ./...
+
+lint: ## gofmt, go vet, staticcheck
+	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not gofmt'ed: $$unformatted"; exit 1; fi
+	go vet ./... ./.ci/testsum
+	go run $(STATICCHECK) ./... ./.ci/testsum
+
+demo: ## a broker, the stage, a fleet, a crash, in one command and without services
+	go run ./cmd/kvindex demo
