@@ -12,7 +12,9 @@ import (
 // commands are those of the command line, in the order that help lists them.
 func commands() []command {
 	return []command{
+		serveCommand(),
 		replayCommand(),
+		topicsCommand(),
 		versionCommand(),
 	}
 }

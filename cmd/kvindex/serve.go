@@ -1,0 +1,119 @@
+// This file runs the stage.
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/pflag"
+
+	"kvindex/index"
+	"kvindex/pipeline"
+)
+
+const serveLong = `Run the stage: read the events topic, keep the index, answer queries, write snapshots.
+
+Every instance reads all partitions and is a full replica; start several with the
+same --group and they share the duty of writing snapshots. An instance is ready,
+on /readyz and in gRPC health, once every partition has been restored and has
+caught up. SIGTERM drains: readiness goes first, queries finish, last snapshots
+are written.`
+
+const serveExample = `  kvindex serve
+  kvindex serve --brokers b1:9092,b2:9092 --group prod --http-listen 0.0.0.0:9501
+  kvindex serve --model meta-llama/Llama-3.3-70B:64 --model qwen3:16:dynamo
+  kvindex serve --config kvindex.yaml --check-config`
+
+func serveCommand() command {
+	cfg := pipeline.DefaultConfig()
+	var check bool
+	return command{
+		use:     "serve",
+		short:   "Run the stage",
+		long:    serveLong,
+		example: serveExample,
+		flags: func(fs *pflag.FlagSet) {
+			brokersFlag(fs, &cfg.Brokers)
+			topicFlag(fs, &cfg.Topic)
+			fs.StringVar(&cfg.SnapshotTopic, "snapshot-topic", cfg.SnapshotTopic, "`topic` of the snapshots; empty runs without: a restart then replays all events")
+			groupFlag(fs, &cfg.Group)
+			fs.StringVar(&cfg.Instance, "instance", cfg.Instance, "this instance's `name` in status, logs and telemetry")
+			fs.StringVar(&cfg.GRPCListen, "grpc-listen", cfg.GRPCListen, "answer gRPC on `host:port`")
+			fs.StringVar(&cfg.HTTPListen, "http-listen", cfg.HTTPListen, "answer HTTP (JSON API, health, metrics) on `host:port`")
+			fs.Var((*modelsFlag)(&cfg.Models), "model", "serve only this model, `name:block-size[:hasher]`; can be given several times (default: all that appear)")
+			fs.IntVar(&cfg.MaxModels, "max-models", cfg.MaxModels, "refuse models beyond this `number`")
+			fs.DurationVar(&cfg.SnapshotMaxAge, "snapshot-max-age", cfg.SnapshotMaxAge, "write a worker's snapshot again at least this `often`")
+			fs.Int64Var(&cfg.SnapshotBudget, "snapshot-budget", cfg.SnapshotBudget, "write at most this many `bytes` of snapshots a second; 0: no limit")
+			fs.DurationVar(&cfg.WorkerTTL, "worker-ttl", cfg.WorkerTTL, "leave a worker out of answers once it has been silent for this `long`")
+			fs.DurationVar(&cfg.WorkerGrace, "worker-grace", cfg.WorkerGrace, "retire a worker once it has been silent for this `long`")
+			fs.Int64Var(&cfg.ReadyLag, "ready-lag", cfg.ReadyLag, "count a partition that has caught up as live within this many `offsets` of its end")
+			fs.IntVar(&cfg.Buffer, "buffer", cfg.Buffer, "fetched `batches` that a partition may hold before it is paused")
+			fs.IntVar(&cfg.JumpSize, "jump-size", cfg.JumpSize, "`blocks` that a search jumps over at a time")
+			fs.IntVar(&cfg.Limits.MaxBlocks, "max-blocks", 65536, "refuse queries of more `blocks`")
+			fs.IntVar(&cfg.Limits.MaxRequestBytes, "max-request-bytes", 4<<20, "refuse requests of more `bytes`")
+			fs.DurationVar(&cfg.Limits.Deadline, "query-deadline", cfg.Limits.Deadline, "give a query up after this `long` (default 1s)")
+			fs.DurationVar(&cfg.DrainTimeout, "drain-timeout", cfg.DrainTimeout, "finish within this `long` after SIGTERM")
+			fs.BoolVar(&check, "check-config", false, "print the settings and where each is from, and exit: 2 if they are wrong")
+		},
+		run: func(ctx context.Context, con *console, _ []string) error {
+			if check {
+				for _, s := range con.settings {
+					fmt.Fprintf(con.out, "%-18s %-40s %s\n", s.name, s.value, s.from)
+				}
+			}
+			if err := cfg.Validate(); err != nil {
+				return usageError{err}
+			}
+			if check {
+				return nil
+			}
+			cfg.Version = buildVersion()
+			cfg.Logger = slog.Default()
+			stage, err := pipeline.New(cfg)
+			if err != nil {
+				return usageError{err}
+			}
+			return stage.Run(ctx)
+		},
+	}
+}
+
+// modelsFlag parses name:block-size[:hasher]; the name may hold colons.
+type modelsFlag []pipeline.ModelConfig
+
+func (f *modelsFlag) Type() string { return "model" }
+
+func (f *modelsFlag) String() string {
+	parts := make([]string, len(*f))
+	for i, m := range *f {
+		parts[i] = fmt.Sprintf("%s:%d:%s", m.Name, m.BlockSize, m.Hasher)
+	}
+	return strings.Join(parts, ",")
+}
+
+func (f *modelsFlag) Set(s string) error {
+	for part := range strings.SplitSeq(s, ",") {
+		m := pipeline.ModelConfig{}
+		rest := part
+		if i := strings.LastIndexByte(part, ':'); i >= 0 {
+			if h, err := index.ParseHasher(part[i+1:]); err == nil {
+				m.Hasher, rest = h, part[:i]
+			}
+		}
+		i := strings.LastIndexByte(rest, ':')
+		if i < 0 {
+			return fmt.Errorf("%q: want name:block-size[:hasher]", part)
+		}
+		n, err := strconv.Atoi(rest[i+1:])
+		if err != nil {
+			return fmt.Errorf("%q: block size %q is not a number", part, rest[i+1:])
+		}
+		m.Name, m.BlockSize = rest[:i], n
+		*f = append(*f, m)
+	}
+	return nil
+}

@@ -1,0 +1,319 @@
+package pipeline
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"kvindex/index"
+	"kvindex/pipeline/query"
+	"kvindex/schemas"
+)
+
+// apply is what one record does to the partition's workers. Whatever is wrong
+// with it is counted and logged with its place, and the next record goes on.
+func (p *partition) apply(r *kgo.Record) {
+	p.counts.add(recordsRead, 1)
+	timestamp := r.Timestamp.UnixMilli()
+	p.clock.heard(timestamp, p.arrived)
+	if timestamp >= p.nextExpiry {
+		p.expire(r.Offset, timestamp)
+	}
+
+	b := &p.batch
+	if err := p.stage.registry.DecodeBatch(b, r.Value); err != nil {
+		p.bad(r, recordsUndecodable, err)
+		return
+	}
+	if !bytes.Equal(r.Key, b.Worker) {
+		p.bad(r, recordsKeyMismatch, fmt.Errorf("key %.64q, worker %.64q", r.Key, b.Worker))
+		return
+	}
+	if err := sane(b); err != nil {
+		p.bad(r, recordsInvalid, err)
+		return
+	}
+	w := p.workers[string(b.Worker)]
+	if w != nil && w.lost.Load() {
+		p.dropLost(w)
+	}
+	var k *rank
+	if w != nil {
+		if k = w.rank(b.Rank); k != nil && r.Offset < k.restoredW {
+			p.counts.add(recordsSkipped, 1)
+			return
+		}
+	}
+	// A model that is not served makes no worker known.
+	m, err := p.stage.models.get(modelKey{string(b.Model), b.BlockSize, b.Hasher})
+	if err != nil {
+		p.bad(r, recordsRefusedModel, err)
+		return
+	}
+	if w == nil || !w.owned || b.Epoch > w.epoch {
+		if w = p.claim(w, b, timestamp); w == nil {
+			p.bad(r, recordsWrongPartition, fmt.Errorf("worker %.64q belongs to another partition; its producer must partition by murmur2 of the key", b.Worker))
+			return
+		}
+	}
+	if k == nil {
+		k = p.addRank(w, b.Rank, r.Offset)
+	}
+	p.applyTo(k, m, r, timestamp)
+	k.lastHeard.Store(timestamp)
+	k.lastOffset = r.Offset
+	k.saved.weigh(len(r.Key) + len(r.Value))
+	k.show()
+	p.nextExpiry = min(p.nextExpiry, k.expiry(p.stage.cfg.WorkerGrace.Milliseconds()))
+	if k.worker.rival.Load() {
+		k.incomplete.Store(true)
+	}
+}
+
+// sane refuses what the schema allows and the contract does not.
+func sane(b *schemas.Batch) error {
+	switch {
+	case len(b.Worker) == 0:
+		return errors.New("no worker named")
+	case len(b.Model) == 0:
+		return errors.New("no model named")
+	case b.BlockSize <= 0:
+		return fmt.Errorf("block size %d", b.BlockSize)
+	case b.Seq < -1 || b.Seq == -1 && len(b.Events) > 0:
+		return fmt.Errorf("seq %d", b.Seq)
+	case b.Rank < 0:
+		return fmt.Errorf("dp_rank %d", b.Rank)
+	}
+	return nil
+}
+
+// claim asks for the worker to be this partition's, at a new epoch. It returns
+// nil if it is another's.
+func (p *partition) claim(w *worker, b *schemas.Batch, timestamp int64) *worker {
+	known := w != nil
+	if !known {
+		w = &worker{name: string(b.Worker)}
+	}
+	granted, dropped := p.stage.owners.claim(w.name, claim{partition: p.number, epoch: b.Epoch, since: timestamp, worker: w})
+	if !granted {
+		return nil
+	}
+	if dropped {
+		p.dropRanks(w)
+	}
+	if !known {
+		p.workers[w.name] = w
+	}
+	w.owned = true
+	if b.Epoch > w.epoch || !known {
+		w.epoch, w.since = b.Epoch, timestamp
+		w.rival.Store(false)
+	}
+	return w
+}
+
+func (p *partition) addRank(w *worker, number int32, offset int64) *rank {
+	k := &rank{worker: w, partition: p, number: number, firstOffset: offset, changedAt: offset}
+	k.seq.Store(-1)
+	w.ranks = append(w.ranks, k)
+	p.ranks.Add(1)
+	p.listing.Store(k.id(), k)
+	return k
+}
+
+// applyTo applies the decoded record to the worker-rank it names: the rules of
+// epoch, producer, identity and sequence first, then its events.
+func (p *partition) applyTo(k *rank, m *query.Model, r *kgo.Record, timestamp int64) {
+	b := &p.batch
+	switch {
+	case k.model == nil || b.Epoch > k.epoch:
+		p.counts.add(epochs, 1)
+		k.begin(b, m, timestamp)
+		k.changedAt = r.Offset + 1
+	case b.Epoch < k.epoch:
+		p.bad(r, recordsStaleEpoch, fmt.Errorf("worker %q rank %d: epoch %d, newer is %d", k.worker.name, k.number, b.Epoch, k.epoch))
+		return
+	case k.retired:
+		p.bad(r, recordsRetired, fmt.Errorf("worker %q rank %d: epoch %d was retired", k.worker.name, k.number, b.Epoch))
+		return
+	case k.producer != string(b.Producer):
+		k.incomplete.Store(true)
+		p.bad(r, recordsSecondProducer, fmt.Errorf("worker %q rank %d: epoch %d is producer %q's, not %.64q's", k.worker.name, k.number, k.epoch, k.producer, b.Producer))
+		return
+	case !k.same(b):
+		k.incomplete.Store(true)
+		p.bad(r, recordsIdentityChange, fmt.Errorf("worker %q rank %d: epoch %d is of model %q, blocks of %d tokens, hasher %s; the record of %.64q, %d, %s", k.worker.name, k.number, k.epoch,
+			k.model.Name, k.model.BlockSize, k.model.Hasher, b.Model, b.BlockSize, b.Hasher))
+		return
+	}
+
+	seq := k.seq.Load()
+	heartbeat := len(b.Events) == 0
+	if heartbeat {
+		p.counts.add(recordsHeartbeat, 1)
+	}
+	switch {
+	case b.Seq <= seq:
+		if !heartbeat {
+			p.bad(r, recordsDuplicate, fmt.Errorf("worker %q rank %d: seq %d was applied, last is %d", k.worker.name, k.number, b.Seq, seq))
+		}
+		return
+	case heartbeat || b.Seq != seq+1:
+		k.incomplete.Store(true)
+		p.bad(r, gaps, fmt.Errorf("worker %q rank %d: records of seq %d to %d are missing", k.worker.name, k.number, seq+1, missingTo(b)))
+	case k.unproven:
+		// Its snapshot was damaged, but the epoch is replayed from its start.
+		k.incomplete.Store(false)
+	}
+	k.unproven = false
+	k.seq.Store(b.Seq)
+	if heartbeat {
+		return
+	}
+	p.counts.add(recordsApplied, 1)
+	for i := range b.Events {
+		e := &b.Events[i]
+		if !p.event(k, r, e, timestamp) {
+			return
+		}
+	}
+}
+
+// missingTo is the last seq that a gap lacks: a heartbeat's own was sent before it.
+func missingTo(b *schemas.Batch) int64 {
+	if len(b.Events) == 0 {
+		return b.Seq
+	}
+	return b.Seq - 1
+}
+
+// event applies one event; false ends the record, since the rank is retired.
+func (p *partition) event(k *rank, r *kgo.Record, e *schemas.Event, timestamp int64) bool {
+	changed := false
+	switch e.Kind {
+	case schemas.KindStored:
+		effect, err := k.blocks.Store(e.Tier, e.Stored)
+		if err != nil {
+			kind := eventsRejected
+			if errors.Is(err, index.ErrOpaqueHash) {
+				kind = eventsOpaque
+			}
+			k.incomplete.Store(true)
+			p.bad(r, kind, fmt.Errorf("worker %q rank %d: %w", k.worker.name, k.number, err))
+			return true
+		}
+		changed = effect.Stored > 0
+		p.counts.add(blocksStored, effect.Stored)
+		p.counts.add(blocksDuplicate, effect.Duplicate)
+		p.counts.add(blocksOrphan, effect.Orphan)
+		p.counts.add(blocksContradiction, effect.Contradiction)
+	case schemas.KindRemoved:
+		effect := k.blocks.Remove(e.Tier, e.Removed)
+		changed = effect.Removed > 0
+		p.counts.add(blocksRemoved, effect.Removed)
+		p.counts.add(removesUnknown, effect.Unknown)
+	case schemas.KindCleared:
+		if e.AllTiers {
+			p.counts.add(blocksRemoved, k.blocks.Clear())
+			k.incomplete.Store(false)
+			k.worker.rival.Store(false)
+		} else {
+			p.counts.add(blocksRemoved, k.blocks.ClearTier(e.Tier))
+		}
+		changed = true
+	case schemas.KindRetired:
+		for _, other := range k.worker.ranks {
+			if r.Offset >= other.restoredW && !other.retired {
+				p.counts.add(workersRetired, 1)
+				other.retire(timestamp)
+				other.changedAt, other.saved.dirty = r.Offset+1, true
+			}
+		}
+		p.counts.add(eventsApplied, 1)
+		return false
+	}
+	p.counts.add(eventsApplied, 1)
+	if changed {
+		k.changedAt = r.Offset + 1
+	}
+	return true
+}
+
+// expire applies the rule of silence before a record at offset with that
+// timestamp: who was silent for the grace is retired, who has been retired for
+// as long is forgotten. It looks at nothing but the log, so that a replay and
+// every other instance retire at the same record.
+func (p *partition) expire(offset, timestamp int64) {
+	grace := p.stage.cfg.WorkerGrace.Milliseconds()
+	p.nextExpiry = never
+	for _, w := range p.workers {
+		kept := w.ranks[:0]
+		for _, k := range w.ranks {
+			due := offset >= k.restoredW && timestamp >= k.expiry(grace)
+			switch {
+			case due && k.retired:
+				p.forget(k)
+				continue
+			case due:
+				p.counts.add(workersRetired, 1)
+				p.log.Info("worker-rank retired after silence", "worker", w.name, "rank", k.number, "offset", offset)
+				k.retire(k.lastHeard.Load() + grace)
+				k.changedAt, k.saved.dirty = offset+1, true
+				if timestamp >= k.expiry(grace) {
+					p.forget(k)
+					continue
+				}
+			}
+			p.nextExpiry = min(p.nextExpiry, k.expiry(grace))
+			kept = append(kept, k)
+		}
+		clear(w.ranks[len(kept):])
+		if w.ranks = kept; len(kept) == 0 {
+			p.stage.owners.release(w.name, w)
+			delete(p.workers, w.name)
+		}
+	}
+}
+
+// expiry is the broker time, in milliseconds, at which silence next changes the rank.
+func (k *rank) expiry(grace int64) int64 {
+	if k.retired {
+		return k.retiredAt + grace
+	}
+	return k.lastHeard.Load() + grace
+}
+
+// forget takes a retired rank out of the partition's books. Its manifest goes
+// once the floor is past its last record, since a replay from before would
+// bring it back.
+func (p *partition) forget(k *rank) {
+	p.counts.add(workersForgotten, 1)
+	p.ranks.Add(-1)
+	p.listing.Delete(k.id())
+	if k.saved.manifest {
+		p.forgotten[k.id()] = k.lastOffset
+	}
+}
+
+// dropLost empties a worker that another partition took over.
+func (p *partition) dropLost(w *worker) {
+	if w.owned {
+		w.owned = false
+		p.dropRanks(w)
+	}
+}
+
+// dropRanks retires the ranks of a worker that another partition has, or had
+// since: their epochs are refused here from now on.
+func (p *partition) dropRanks(w *worker) {
+	for _, k := range w.ranks {
+		if !k.retired {
+			p.counts.add(workersMoved, 1)
+			p.log.Warn("worker moved to another partition", "worker", w.name, "rank", k.number)
+			k.retire(k.lastHeard.Load())
+			k.changedAt, k.saved.dirty = p.position+1, true
+		}
+	}
+}

@@ -1,0 +1,144 @@
+package pipeline
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"kvindex/index"
+	"kvindex/pipeline/query"
+)
+
+// Config is what the stage can be told. DefaultConfig gives the defaults,
+// Validate checks everything that can be checked without a broker.
+type Config struct {
+	Brokers       []string // host:port seeds
+	Topic         string   // events
+	SnapshotTopic string   // compacted, with at least as many partitions; "" runs without snapshots
+	Group         string   // names the floor's committed offset, the snapshot duty's group and the transactional ids
+	Instance      string   // this process in status, logs and client ids
+	Version       string   // of the build, for status and telemetry
+
+	Models    []ModelConfig // if not empty, records of others are refused
+	MaxModels int           // distinct (model, block size, hasher), so that bad records cannot make any number of indexes
+	JumpSize  int           // blocks the positional index jumps in a search
+
+	SnapshotMaxAge time.Duration // after this a changed worker-rank is written again, an unchanged one gets its manifest refreshed
+	SnapshotBudget int64         // bytes of snapshots a second, all partitions together; 0: no limit
+
+	WorkerTTL   time.Duration // silence, by the broker's clock, after which a worker-rank is left out of answers
+	WorkerGrace time.Duration // silence after which it is retired, and then as long again until its epoch is forgotten
+
+	ReadyLag     int64         // offsets behind the end within which a partition that has caught up counts as live
+	Buffer       int           // fetched batches a partition holds before it is paused
+	DrainTimeout time.Duration // bound on finishing queries and writing last snapshots after SIGTERM
+
+	GRPCListen string // loopback by default
+	HTTPListen string
+	Limits     query.Limits
+
+	Logger *slog.Logger
+
+	// KafkaOptions are added to every client: security, tests' dialers.
+	KafkaOptions []kgo.Opt
+	// Tick is the pause between looks at what is due; tests shorten it.
+	Tick time.Duration
+	// Watch is the pause between looks at the topic's id and end.
+	Watch time.Duration
+}
+
+// ModelConfig allows one model.
+type ModelConfig struct {
+	Name      string
+	BlockSize int // tokens
+	Hasher    index.Hasher
+}
+
+// DefaultConfig returns the defaults.
+func DefaultConfig() Config {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "kvindex"
+	}
+	return Config{
+		Brokers:        []string{"127.0.0.1:9092"},
+		Topic:          "kv-events",
+		SnapshotTopic:  "kv-snapshots",
+		Group:          "kvindex",
+		Instance:       fmt.Sprintf("%s-%d", host, os.Getpid()),
+		MaxModels:      256,
+		JumpSize:       32,
+		SnapshotMaxAge: 5 * time.Minute,
+		SnapshotBudget: 32 << 20,
+		WorkerTTL:      2 * time.Minute,
+		WorkerGrace:    time.Hour,
+		ReadyLag:       1000,
+		Buffer:         16,
+		DrainTimeout:   10 * time.Second,
+		GRPCListen:     "127.0.0.1:7400",
+		HTTPListen:     "127.0.0.1:7401",
+		Tick:           200 * time.Millisecond,
+		Watch:          time.Second,
+	}
+}
+
+// Validate says all that is wrong with the settings, each with its name as a
+// flag.
+func (c *Config) Validate() error {
+	var errs []error
+	bad := func(ok bool, format string, args ...any) {
+		if !ok {
+			errs = append(errs, fmt.Errorf(format, args...))
+		}
+	}
+	bad(len(c.Brokers) > 0, "brokers: none given")
+	for _, b := range c.Brokers {
+		_, _, err := net.SplitHostPort(b)
+		bad(err == nil, "brokers: %q is not host:port", b)
+	}
+	bad(c.Topic != "", "topic: must not be empty")
+	bad(c.Topic != c.SnapshotTopic, "snapshot-topic: must not be the events topic %q", c.Topic)
+	bad(c.Group != "", "group: must not be empty")
+	bad(c.MaxModels > 0, "max-models: %d, must be above 0", c.MaxModels)
+	bad(len(c.Models) <= c.MaxModels, "model: %d given, max-models is %d", len(c.Models), c.MaxModels)
+	for _, m := range c.Models {
+		bad(m.Name != "" && m.BlockSize > 0, "model: %q with blocks of %d tokens: want a name and a block size above 0", m.Name, m.BlockSize)
+	}
+	bad(c.JumpSize > 0, "jump-size: %d, must be above 0", c.JumpSize)
+	bad(c.SnapshotMaxAge > 0, "snapshot-max-age: %s, must be above 0", c.SnapshotMaxAge)
+	bad(c.SnapshotBudget >= 0, "snapshot-budget: %d bytes a second, must not be negative", c.SnapshotBudget)
+	bad(c.WorkerTTL > 0, "worker-ttl: %s, must be above 0", c.WorkerTTL)
+	bad(c.WorkerGrace >= c.WorkerTTL, "worker-grace: %s, must not be below worker-ttl %s", c.WorkerGrace, c.WorkerTTL)
+	bad(c.ReadyLag >= 0, "ready-lag: %d, must not be negative", c.ReadyLag)
+	bad(c.Buffer >= 4 && c.Buffer <= 1024, "buffer: %d batches, want 4 to 1024", c.Buffer)
+	bad(c.DrainTimeout > 0, "drain-timeout: %s, must be above 0", c.DrainTimeout)
+	for name, addr := range map[string]string{"grpc-listen": c.GRPCListen, "http-listen": c.HTTPListen} {
+		_, _, err := net.SplitHostPort(addr)
+		bad(err == nil, "%s: %q is not host:port", name, addr)
+	}
+	return errors.Join(errs...)
+}
+
+func (c *Config) structure() index.Structure {
+	return index.NewPositionalIndex(c.JumpSize)
+}
+
+// kafka returns the options of a client of this stage.
+func (c *Config) kafka(role string, more ...kgo.Opt) []kgo.Opt {
+	opts := []kgo.Opt{
+		kgo.SeedBrokers(c.Brokers...),
+		kgo.ClientID("kvindex-" + role + "-" + c.Instance),
+		kgo.DialTimeout(5 * time.Second),
+		kgo.RetryTimeout(20 * time.Second),
+		kgo.RequestTimeoutOverhead(10 * time.Second),
+		kgo.MetadataMinAge(250 * time.Millisecond),
+		kgo.MetadataMaxAge(30 * time.Second),
+	}
+	opts = append(opts, c.KafkaOptions...)
+	return append(opts, more...)
+}

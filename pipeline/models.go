@@ -1,0 +1,106 @@
+package pipeline
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"kvindex/index"
+	"kvindex/pipeline/query"
+)
+
+// modelKey names an index. Block size and hasher are part of it: the same
+// prompt has other hashes under another block size, so two fleets that serve
+// one model differently are two indexes, never one with wrong answers.
+type modelKey struct {
+	name      string
+	blockSize int32
+	hasher    index.Hasher
+}
+
+// models holds an index per model. Reading is free of locks.
+type models struct {
+	allowed []ModelConfig // empty: any
+	limit   int
+	make    func() index.Structure
+
+	mu     sync.Mutex                                // held while adding
+	byName atomic.Pointer[map[string][]*query.Model] // replaced whole
+}
+
+func newModels(cfg *Config) *models {
+	m := &models{allowed: cfg.Models, limit: cfg.MaxModels, make: cfg.structure}
+	m.byName.Store(&map[string][]*query.Model{})
+	// Configured models exist before their first record, so that asking for
+	// one is not an error while no worker has it.
+	for _, c := range cfg.Models {
+		m.add(modelKey{c.Name, int32(c.BlockSize), c.Hasher})
+	}
+	return m
+}
+
+// get returns the index of a key, made at first use, or an error if the
+// settings do not allow it.
+func (m *models) get(k modelKey) (*query.Model, error) {
+	if found := m.find(k); found != nil {
+		return found, nil
+	}
+	if len(m.allowed) > 0 && !slices.Contains(m.allowed, ModelConfig{k.name, int(k.blockSize), k.hasher}) {
+		return nil, fmt.Errorf("model %q with blocks of %d tokens and hasher %s is not among those configured", k.name, k.blockSize, k.hasher)
+	}
+	return m.add(k)
+}
+
+func (m *models) find(k modelKey) *query.Model {
+	for _, x := range (*m.byName.Load())[k.name] {
+		if x.BlockSize == int(k.blockSize) && x.Hasher == k.hasher {
+			return x
+		}
+	}
+	return nil
+}
+
+func (m *models) add(k modelKey) (*query.Model, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if found := m.find(k); found != nil {
+		return found, nil
+	}
+	if n := len(m.all()); n >= m.limit {
+		return nil, fmt.Errorf("model %q would be number %d: the limit is %d models", k.name, n+1, m.limit)
+	}
+	x := &query.Model{Name: k.name, BlockSize: int(k.blockSize), Hasher: k.hasher, Index: index.New(m.make())}
+	next := maps.Clone(*m.byName.Load())
+	next[k.name] = append(slices.Clip(next[k.name]), x)
+	m.byName.Store(&next)
+	return x, nil
+}
+
+// resolve finds the model a query means. blockSize 0 means the only one.
+func (m *models) resolve(name string, blockSize int) (query.Model, error) {
+	var found *query.Model
+	for _, x := range (*m.byName.Load())[name] {
+		if blockSize != 0 && x.BlockSize != blockSize {
+			continue
+		}
+		if found != nil {
+			return query.Model{}, fmt.Errorf("model %q: %w", name, query.ErrAmbiguousModel)
+		}
+		found = x
+	}
+	if found == nil {
+		return query.Model{}, fmt.Errorf("model %q: %w", name, query.ErrUnknownModel)
+	}
+	return *found, nil
+}
+
+// all lists the models, in no order.
+func (m *models) all() []*query.Model {
+	var out []*query.Model
+	for _, xs := range *m.byName.Load() {
+		out = append(out, xs...)
+	}
+	return out
+}

@@ -1,0 +1,159 @@
+package pipeline
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"kvindex/schemas"
+	"kvindex/snapshot"
+)
+
+// partition is the stage's consumer.Handler of one partition: the workers that
+// live on it and the snapshots made of them. Everything belongs to the
+// partition's goroutine but for what is marked as shared.
+type partition struct {
+	stage  *Stage
+	number int32
+	log    *slog.Logger
+
+	workers     map[string]*worker
+	topicID     [16]byte // of the log being read
+	position    int64    // next offset to apply
+	leaderEpoch int32    // of the last record applied, -1 if unknown
+	nextExpiry  int64    // no worker-rank expires before this broker time
+	arrived     time.Time
+	batch       schemas.Batch // of the record under way, reused
+	limiter     logLimiter
+	save        saving
+	forgotten   map[snapshot.ID]int64 // last offset of worker-ranks whose manifest is to go
+	loaded      int64                 // what restore put back: blocks
+	replayTo    int64                 // the end when replay began: records before it are read again
+
+	// Shared.
+	counts  counters
+	clock   brokerClock
+	listing sync.Map // snapshot.ID -> *rank, for status
+	ranks   atomic.Int64
+	reread  atomic.Int64 // records read again since the last restore
+	took    atomic.Int64 // nanoseconds the last restore took, until replay began
+	saver   *saver       // nil without snapshots
+}
+
+func newPartition(s *Stage, n int32) *partition {
+	p := &partition{
+		stage:       s,
+		number:      n,
+		log:         s.log.With("topic", s.cfg.Topic, "partition", n),
+		workers:     map[string]*worker{},
+		forgotten:   map[snapshot.ID]int64{},
+		leaderEpoch: -1,
+		nextExpiry:  never,
+	}
+	if s.cfg.SnapshotTopic != "" {
+		p.saver = newSaver(p)
+	}
+	return p
+}
+
+// Apply implements consumer.Handler.
+func (p *partition) Apply(records []*kgo.Record, next int64) {
+	p.arrived = time.Now()
+	for _, r := range records {
+		if hook := p.stage.beforeRecord; hook != nil {
+			hook(p.number, r.Offset)
+		}
+		p.position = r.Offset
+		p.apply(r)
+		p.leaderEpoch = r.LeaderEpoch
+		if r.Offset < p.replayTo {
+			p.reread.Add(1)
+		}
+	}
+	p.position = next
+}
+
+// Tick implements consumer.Handler.
+func (p *partition) Tick(now time.Time) {
+	for _, w := range p.workers {
+		if w.lost.Load() {
+			p.dropLost(w)
+		}
+		if w.rival.Load() {
+			for _, k := range w.ranks {
+				if !k.retired && !k.incomplete.Swap(true) {
+					k.saved.dirty = true
+				}
+			}
+		}
+	}
+	p.saveTick(now)
+}
+
+// Drop implements consumer.Handler: everything read so far is of a log that is
+// gone.
+func (p *partition) Drop(reason error) {
+	for name, w := range p.workers {
+		for _, k := range w.ranks {
+			if k.blocks != nil {
+				k.blocks.Retire()
+			}
+			p.listing.Delete(k.id())
+		}
+		p.stage.owners.release(name, w)
+	}
+	clear(p.workers)
+	clear(p.forgotten)
+	p.ranks.Store(0)
+	p.position, p.leaderEpoch, p.nextExpiry = 0, -1, never
+	p.clock.reset()
+	p.save.incarnation++
+	p.save.passed = map[snapshot.ID]bool{}
+	if p.saver != nil {
+		p.saver.dropped.Store(true)
+	}
+}
+
+// Drain implements consumer.Handler.
+func (p *partition) Drain(ctx context.Context) { p.saveLast(ctx) }
+
+// bad counts and logs a record, or an event of it, that is not applied as it
+// stands. The log is thinned out, the counter is not.
+func (p *partition) bad(r *kgo.Record, kind counter, err error) {
+	p.counts.add(kind, 1)
+	if passed, more := p.limiter.allow(kind, p.arrived); passed {
+		p.log.Warn("record not applied as it stands", "offset", r.Offset, "why", counterNames[kind].name, "error", err, "not_logged", more)
+	}
+}
+
+// logLimiter lets a few lines of a kind through in each window.
+type logLimiter [numCounters]struct {
+	since  time.Time
+	passed int
+	held   int // since the last one that passed
+}
+
+const (
+	logWindow = 10 * time.Second
+	logBurst  = 5
+)
+
+// allow reports whether to log, and how many of the kind were held back since.
+func (l *logLimiter) allow(kind counter, now time.Time) (bool, int) {
+	k := &l[kind]
+	if now.Sub(k.since) >= logWindow {
+		k.since, k.passed = now, 0
+	}
+	if k.passed >= logBurst {
+		k.held++
+		return false, 0
+	}
+	held := k.held
+	k.passed++
+	k.held = 0
+	return true, held
+}

@@ -1,0 +1,243 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"kvindex/consumer"
+	"kvindex/schemas"
+	"kvindex/snapshot"
+)
+
+// Restore implements consumer.Handler: it loads what the partition's snapshots
+// hold and returns the offset from which the events are to be replayed.
+//
+// What it loads is exact per worker-rank, each at its own W; the replay starts
+// at the floor, which lies at or below all of them, and each worker-rank takes
+// only the records at or past its W.
+func (p *partition) Restore(ctx context.Context) (int64, error) {
+	began := time.Now()
+	p.Drop(nil) // what an attempt that failed half way has loaded
+	topic, err := consumer.DescribeTopic(ctx, p.stage.aux, p.stage.cfg.Topic)
+	if err != nil {
+		return 0, err
+	}
+	found, err := consumer.ListBounds(ctx, p.stage.aux, p.stage.cfg.Topic, []int32{p.number})
+	if err != nil {
+		return 0, err
+	}
+	bounds := found[p.number]
+	start, err := p.load(ctx, topic, bounds)
+	if err != nil {
+		return 0, err
+	}
+	p.topicID, p.position, p.replayTo = topic.ID, start, bounds.End
+	p.reread.Store(0)
+	p.took.Store(int64(time.Since(began)))
+	p.counts.add(restores, 1)
+	p.log.Info("restored", "worker_ranks", p.ranks.Load(), "blocks", p.loaded,
+		"log_start", bounds.Start, "replay_from", start, "end", bounds.End, "took", time.Since(began).Round(time.Millisecond))
+	return start, nil
+}
+
+// load fills the partition from its snapshots and returns where to start.
+func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consumer.Bounds) (int64, error) {
+	p.loaded = 0
+	if p.saver == nil {
+		return bounds.Start, nil
+	}
+	reader, err := p.readSnapshots(ctx)
+	switch {
+	case errors.Is(err, consumer.ErrNoTopic), errors.Is(err, errNoSnapshotPartition):
+		p.log.Warn("no snapshots to restore from, the events are replayed from the log's start", "reason", err, "offset", bounds.Start)
+		return bounds.Start, nil
+	case err != nil:
+		return 0, err
+	}
+	table := reader.Table()
+	reason, err := snapshot.Stale(ctx, p.stage.aux, snapshot.Source{Topic: topic.Name, ID: topic.ID, Partitions: topic.Partitions}, p.number, table)
+	if err != nil {
+		return 0, err
+	}
+	floor, hasFloor := table.Floor()
+	if reason == "" && hasFloor && floor.Offset > bounds.End {
+		reason = fmt.Sprintf("floor is %d, but the log ends at %d: it was truncated", floor.Offset, bounds.End)
+	}
+	if reason != "" {
+		p.counts.add(snapshotsDiscarded, 1)
+		p.log.Error("snapshots are of another log and are discarded, the events are replayed from the log's start", "reason", reason, "offset", bounds.Start)
+		return bounds.Start, nil
+	}
+
+	start := bounds.Start
+	if hasFloor {
+		start = max(start, floor.Offset)
+	}
+	var damaged []snapshot.ID
+	for _, id := range table.IDs() {
+		if err := p.loadRank(table, id, bounds); err != nil {
+			damaged = append(damaged, id)
+		}
+	}
+	if len(damaged) > 0 {
+		// A slow reader can meet a round that compaction took apart under it.
+		if err := reader.ReadToEnd(ctx); err != nil {
+			return 0, err
+		}
+		for _, id := range damaged {
+			if err := p.loadRank(table, id, bounds); err != nil {
+				p.counts.add(restoresDamaged, 1)
+				p.log.Error("snapshot of a worker-rank is damaged, the events are replayed from the log's start",
+					"worker", id.Worker, "rank", id.Rank, "snapshot_topic", p.stage.cfg.SnapshotTopic, "error", err, "offset", bounds.Start)
+				p.loadDamaged(table.Manifest(id), bounds)
+				start = bounds.Start
+			}
+		}
+	}
+	if table.Bad() > 0 {
+		start = bounds.Start
+	}
+	p.saver.offer(reader)
+	return start, nil
+}
+
+var errNoSnapshotPartition = errors.New("the snapshot topic has no such partition")
+
+// readSnapshots reads the partition of the snapshot topic that belongs to this one.
+func (p *partition) readSnapshots(ctx context.Context) (*snapshot.Reader, error) {
+	t, err := consumer.DescribeTopic(ctx, p.stage.aux, p.stage.cfg.SnapshotTopic)
+	if err != nil {
+		return nil, err
+	}
+	if p.number >= t.Partitions {
+		return nil, fmt.Errorf("topic %s has %d partitions: %w", t.Name, t.Partitions, errNoSnapshotPartition)
+	}
+	reader := p.newReader()
+	return reader, reader.ReadToEnd(ctx)
+}
+
+func (p *partition) newReader() *snapshot.Reader {
+	said := time.Now()
+	return snapshot.NewReader(snapshot.ReaderConfig{
+		Client:    p.stage.aux,
+		Topic:     p.stage.cfg.SnapshotTopic,
+		Partition: p.number,
+		Logger:    p.log,
+		Progress: func(g snapshot.Progress) {
+			if now := time.Now(); now.Sub(said) > 2*time.Second {
+				said = now
+				p.log.Info("reading snapshots", "from", g.Start, "at", g.Position, "to", g.Target, "bytes", g.Bytes)
+			}
+		},
+	})
+}
+
+// loadRank puts one worker-rank back as its snapshot says.
+func (p *partition) loadRank(table *snapshot.Table, id snapshot.ID, bounds consumer.Bounds) error {
+	if err := table.Check(id); err != nil {
+		return err
+	}
+	m := table.Manifest(id)
+	k, err := p.restored(m, m.Seq)
+	if k == nil {
+		return err
+	}
+	if !m.Retired {
+		if _, err := table.Load(id, func(c schemas.Chain) error {
+			_, err := k.blocks.Store(c.Tier, c.Stored)
+			return err
+		}); err != nil {
+			p.unload(k)
+			return err
+		}
+	}
+	if m.W < bounds.Start {
+		// Records that it did not take are no longer in the log.
+		k.incomplete.Store(true)
+		p.log.Error("the log was trimmed past a worker-rank's snapshot: it is incomplete until its next clear or epoch",
+			"worker", id.Worker, "rank", id.Rank, "offset", m.W, "log_start", bounds.Start)
+	}
+	k.show()
+	p.loaded += k.held()
+	return nil
+}
+
+// loadDamaged remembers what the manifest of a damaged snapshot says of the
+// epoch, without its blocks: a replay that begins in the middle of the epoch
+// is then known to be one.
+func (p *partition) loadDamaged(m *schemas.Manifest, bounds consumer.Bounds) {
+	if m == nil || m.Retired {
+		return
+	}
+	k, _ := p.restored(m, -1)
+	if k == nil {
+		return
+	}
+	k.restoredW, k.changedAt, k.firstOffset = 0, bounds.Start, bounds.Start
+	k.unproven = true
+	k.incomplete.Store(true)
+	k.saved = savedState{dirty: true, force: true}
+}
+
+// restored makes the worker-rank that a manifest describes, empty. It returns
+// nil without an error if it is not this partition's, or its model not served.
+func (p *partition) restored(m *schemas.Manifest, seq int64) (*rank, error) {
+	model, err := p.stage.models.get(modelKey{m.Model, m.BlockSize, m.Hasher})
+	if err != nil {
+		p.save.passed[snapshot.ID{Worker: m.Worker, Rank: m.Rank}] = true
+		p.log.Warn("snapshot of a worker-rank is passed over", "worker", m.Worker, "rank", m.Rank, "error", err)
+		return nil, nil
+	}
+	w := p.workers[m.Worker]
+	if w == nil {
+		w = &worker{name: m.Worker}
+	}
+	retired, at := m.Retired, m.RetiredAt
+	if !retired && (!w.owned || m.Epoch > w.epoch) {
+		granted, _ := p.stage.owners.claim(m.Worker, claim{partition: p.number, epoch: max(m.Epoch, w.epoch), since: m.EpochStarted, worker: w})
+		if granted {
+			w.owned, w.epoch, w.since = true, max(m.Epoch, w.epoch), m.EpochStarted
+		} else {
+			retired, at = true, m.LastHeard
+		}
+	}
+	p.workers[m.Worker] = w
+	k := p.addRank(w, m.Rank, m.W)
+	k.model, k.producer, k.epoch, k.epochStarted = model, m.Producer, m.Epoch, m.EpochStarted
+	k.seq.Store(seq)
+	k.lastHeard.Store(m.LastHeard)
+	k.lastOffset, k.restoredW, k.changedAt = m.LastOffset, m.W, m.W
+	k.saved = savedState{manifest: true, w: m.W, at: time.Now()}
+	k.incomplete.Store(m.Incomplete)
+	p.leaderEpoch = max(p.leaderEpoch, m.LeaderEpoch)
+	p.clock.heard(m.LastHeard, time.Now())
+	if retired {
+		k.retire(at)
+	} else {
+		k.blocks = model.Index.AddWorker(k.worker.name, k.number, k)
+		k.publish()
+	}
+	p.nextExpiry = min(p.nextExpiry, k.expiry(p.stage.cfg.WorkerGrace.Milliseconds()))
+	if retired && !m.Retired {
+		return nil, nil // another partition has it; its blocks are not loaded
+	}
+	return k, nil
+}
+
+// unload takes back a worker-rank whose blocks turned out to be damaged.
+func (p *partition) unload(k *rank) {
+	if k.blocks != nil {
+		k.blocks.Retire()
+	}
+	w := k.worker
+	for i, other := range w.ranks {
+		if other == k {
+			w.ranks = append(w.ranks[:i], w.ranks[i+1:]...)
+			break
+		}
+	}
+	p.ranks.Add(-1)
+	p.listing.Delete(k.id())
+}

@@ -1,0 +1,251 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"kvindex/consumer"
+	"kvindex/schemas"
+	"kvindex/snapshot"
+)
+
+// saver is the goroutine that writes one partition's snapshots while this
+// instance has the duty. It waits for brokers so that the partition does not.
+type saver struct {
+	p       *partition
+	log     *slog.Logger
+	rounds  chan *round           // from the partition's goroutine, one at a time
+	results chan roundResult      // back to it
+	duties  chan bool             // the duty was given or taken; only the newest counts
+	readers chan *snapshot.Reader // what restore read, for the first takeover to go on from
+
+	dropped atomic.Bool // the partition forgot everything: what is on the topic must be looked at anew
+
+	// Shared, for status.
+	ready   atomic.Bool  // the duty was taken up: rounds are wanted
+	floor   atomic.Int64 // on the topic, -1 if none or unknown
+	written atomic.Int64 // unix milliseconds of the last round written, 0 if none
+	problem atomic.Pointer[string]
+}
+
+// roundResult is what became of a round; without one it is the manifests that
+// were on the topic when the duty was taken up.
+type roundResult struct {
+	round *round
+	snapshot.Result
+	err     error
+	onTopic []schemas.Manifest
+}
+
+func newSaver(p *partition) *saver {
+	s := &saver{
+		p:       p,
+		log:     p.log.With("snapshot_topic", p.stage.cfg.SnapshotTopic),
+		rounds:  make(chan *round, 1),
+		results: make(chan roundResult, 2),
+		duties:  make(chan bool, 1),
+		readers: make(chan *snapshot.Reader, 1),
+	}
+	s.floor.Store(-1)
+	return s
+}
+
+// offer hands over a reader that has read the partition of the snapshot topic.
+func (s *saver) offer(r *snapshot.Reader) {
+	r.Table().DropPayloads()
+	if f, ok := r.Table().Floor(); ok {
+		s.floor.Store(f.Offset)
+	}
+	select {
+	case <-s.readers:
+	default:
+	}
+	s.readers <- r
+}
+
+// assign says whether this instance has the duty.
+func (s *saver) assign(has bool) {
+	select {
+	case <-s.duties:
+	default:
+	}
+	s.duties <- has
+}
+
+func (s *saver) setProblem(err error) {
+	if err == nil {
+		s.problem.Store(nil)
+		return
+	}
+	text := err.Error()
+	s.problem.Store(&text)
+}
+
+// run is the saver's goroutine.
+func (s *saver) run(ctx context.Context) {
+	has := false
+	for {
+		if !has {
+			select {
+			case <-ctx.Done():
+				return
+			case has = <-s.duties:
+				continue
+			}
+		}
+		err := s.serve(ctx)
+		s.ready.Store(false)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case errors.Is(err, errDutyTaken):
+			has = false
+			s.setProblem(nil)
+		case errors.Is(err, snapshot.ErrFenced):
+			has = false
+			s.p.counts.add(snapshotFenced, 1)
+			s.setProblem(nil)
+			s.log.Warn("another instance writes this partition's snapshots now, the duty is dropped", "error", err)
+		default:
+			if !errors.Is(err, errNotLive) && !errors.Is(err, errDropped) {
+				s.setProblem(err)
+				s.p.counts.add(snapshotFailures, 1)
+				s.log.Error("snapshots are not being written, trying again", "error", err)
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case has = <-s.duties:
+			case <-time.After(s.p.stage.saveRetry):
+			}
+		}
+	}
+}
+
+var (
+	errDutyTaken = errors.New("the duty was given to another instance")
+	errNotLive   = errors.New("the partition is not live yet")
+	errDropped   = errors.New("the partition is being restored again")
+)
+
+// serve takes up the duty and writes rounds until something ends it.
+func (s *saver) serve(ctx context.Context) error {
+	// A partition that is still catching up is below what is on the topic: it
+	// could only be refused, and would fence one that is not.
+	if !s.p.stage.live(s.p.number) {
+		return errNotLive
+	}
+	s.dropped.Store(false)
+	cfg := &s.p.stage.cfg
+	topic := s.p.stage.consumer.Topic()
+	source := snapshot.Source{Topic: topic.Name, ID: topic.ID, Partitions: topic.Partitions}
+	st, err := consumer.DescribeTopic(ctx, s.p.stage.aux, cfg.SnapshotTopic)
+	if err != nil {
+		return err
+	}
+	if s.p.number >= st.Partitions {
+		return errNoSnapshotPartition
+	}
+	var reader *snapshot.Reader
+	select {
+	case reader = <-s.readers:
+	default:
+		reader = s.p.newReader()
+	}
+	w, err := snapshot.NewWriter(snapshot.WriterConfig{
+		Group:     cfg.Group,
+		Source:    source,
+		Topic:     cfg.SnapshotTopic,
+		Partition: s.p.number,
+		Client:    s.p.stage.aux,
+		Opts:      cfg.kafka("snapshot"),
+		Reader:    reader,
+		Hook:      s.p.stage.snapshotHook(s.p.number),
+		Logger:    s.log,
+	})
+	if err != nil {
+		return err
+	}
+	defer w.Close()
+	if err := w.Take(ctx); err != nil {
+		return err
+	}
+	reason, err := snapshot.Stale(ctx, s.p.stage.aux, source, s.p.number, w.Table())
+	if err != nil {
+		return err
+	}
+	if reason != "" {
+		s.log.Warn("snapshots of another log are removed", "reason", reason)
+		if err := w.Discard(ctx, func(*schemas.Manifest) bool { return true }); err != nil {
+			return err
+		}
+	}
+	s.tell(ctx, w)
+	s.setProblem(nil)
+	s.log.Info("writing this partition's snapshots")
+	s.ready.Store(true)
+	return s.write(ctx, w, source)
+}
+
+// tell gives the partition what is on the topic.
+func (s *saver) tell(ctx context.Context, w *snapshot.Writer) {
+	t := w.Table()
+	var all []schemas.Manifest
+	for _, id := range t.IDs() {
+		if m := t.Manifest(id); m != nil {
+			all = append(all, schemas.Manifest{Worker: m.Worker, Rank: m.Rank, W: m.W, LastOffset: m.LastOffset})
+		}
+	}
+	s.floor.Store(-1)
+	if f, ok := t.Floor(); ok {
+		s.floor.Store(f.Offset)
+	}
+	s.answer(ctx, roundResult{onTopic: all})
+}
+
+func (s *saver) answer(ctx context.Context, r roundResult) {
+	select {
+	case s.results <- r:
+	case <-ctx.Done():
+	}
+}
+
+// write writes the rounds that the partition gives.
+func (s *saver) write(ctx context.Context, w *snapshot.Writer, source snapshot.Source) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case has := <-s.duties:
+			if !has {
+				return errDutyTaken
+			}
+		case r := <-s.rounds:
+			// Offsets of a log that is gone must not be written as this one's.
+			if s.dropped.Load() || r.topicID != source.ID {
+				s.answer(ctx, roundResult{round: r, err: errDropped})
+				return errDropped
+			}
+			res, err := w.Write(ctx, r.Round)
+			s.answer(ctx, roundResult{round: r, Result: res, err: err})
+			s.p.counts.add(snapshotBytes, int(res.Bytes))
+			switch {
+			case errors.Is(err, snapshot.ErrBehind):
+				s.log.Info("waiting to be where the snapshots are", "error", err)
+				continue
+			case err != nil:
+				return err
+			}
+			s.p.counts.add(snapshotRounds, 1)
+			s.floor.Store(res.Floor)
+			s.written.Store(time.Now().UnixMilli())
+			s.setProblem(res.CommitErr)
+			if t := s.p.stage.consumer.Topic(); t.ID != source.ID || t.Partitions != source.Partitions {
+				return snapshot.ErrSource
+			}
+		}
+	}
+}

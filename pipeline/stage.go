@@ -1,0 +1,272 @@
+package pipeline
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"kvindex/consumer"
+	"kvindex/pipeline/query"
+	"kvindex/schemas"
+	"kvindex/snapshot"
+)
+
+// Stage is the whole of it: partitions to goroutines to indexes to answers.
+// Make it with New and Run it once; doc.go says what runs and how it stops.
+type Stage struct {
+	cfg      Config
+	log      *slog.Logger
+	started  time.Time
+	registry *schemas.Registry
+	models   *models
+	owners   *owners
+	policy   snapshot.Policy
+	budget   *snapshot.Budget
+
+	events   *kgo.Client // consumes the events topic
+	aux      *kgo.Client // everything else: requests, reading snapshots, committing the floor
+	consumer *consumer.Consumer
+	server   *query.Server
+
+	mu     sync.Mutex
+	parts  []*partition    // by number; made by the consumer
+	savers sync.WaitGroup  // their goroutines
+	duties map[int32]bool  // last told by the group; kept for partitions that come later
+	saving context.Context // ends the savers
+
+	// For tests.
+	beforeRecord func(partition int32, offset int64)
+	hook         func(partition int32, step snapshot.Step) error
+	saveRetry    time.Duration // pause before a duty is taken up again
+}
+
+// roundBytes and roundCount bound one snapshot transaction, so that it stays
+// well under a broker's transaction time-out and a round's copy in memory.
+const (
+	roundBytes = 8 << 20
+	roundCount = 256
+	// minSnapshotBytes of events make a worker-rank due at the earliest.
+	minSnapshotBytes = 64 << 10
+)
+
+// New makes a stage of valid settings. It connects to nothing.
+func New(cfg Config) (*Stage, error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	s := &Stage{
+		cfg:      cfg,
+		log:      cfg.Logger,
+		started:  time.Now(),
+		registry: schemas.NewRegistry(schemas.DefaultLimits),
+		models:   newModels(&cfg),
+		owners:   newOwners(),
+		policy: snapshot.Policy{
+			MaxAge:     cfg.SnapshotMaxAge,
+			MinBytes:   minSnapshotBytes,
+			RoundBytes: roundBytes,
+			RoundCount: roundCount,
+		},
+		budget:    snapshot.NewBudget(cfg.SnapshotBudget, max(cfg.SnapshotBudget, 2*roundBytes)),
+		duties:    map[int32]bool{},
+		saveRetry: time.Second,
+	}
+	return s, nil
+}
+
+// Run serves until the context ends, then drains and returns nil. It returns
+// an error if a port cannot be had or a server fails; trouble with brokers is
+// waited out, said in the log, the status and by not being ready.
+func (s *Stage) Run(ctx context.Context) error {
+	var err error
+	if s.aux, err = kgo.NewClient(s.cfg.kafka("aux")...); err != nil {
+		return fmt.Errorf("kafka client: %w", err)
+	}
+	defer s.aux.Close()
+	if s.events, err = kgo.NewClient(s.cfg.kafka("events", consumer.ClientOptions()...)...); err != nil {
+		return fmt.Errorf("kafka client: %w", err)
+	}
+	defer s.events.Close()
+
+	tracer, flush, err := query.SetupTracing(ctx, query.Identity{Version: s.cfg.Version, Instance: s.cfg.Instance})
+	if err != nil {
+		return fmt.Errorf("tracing: %w", err)
+	}
+	defer func() {
+		flushCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		if err := flush(flushCtx); err != nil {
+			s.log.Warn("last spans were not sent", "error", err)
+		}
+	}()
+	meters, scrape, err := query.SetupMetrics()
+	if err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
+
+	s.consumer = consumer.New(consumer.Config{
+		Client:   s.events,
+		Topic:    s.cfg.Topic,
+		Handler:  s.newHandler,
+		Logger:   s.log,
+		Buffer:   s.cfg.Buffer,
+		ReadyLag: s.cfg.ReadyLag,
+		Tick:     s.cfg.Tick,
+		Watch:    s.cfg.Watch,
+	})
+	if err := s.observe(meters); err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
+	s.server, err = query.NewServer(s, query.Config{
+		GRPCAddr: s.cfg.GRPCListen,
+		HTTPAddr: s.cfg.HTTPListen,
+		Limits:   s.cfg.Limits,
+		Tracer:   tracer,
+		Meters:   meters,
+		Metrics:  scrape,
+		Logger:   s.log,
+	})
+	if err != nil {
+		return err
+	}
+	return s.run(ctx)
+}
+
+// run starts what doc.go lists and stops it in the reverse order of need.
+func (s *Stage) run(ctx context.Context) error {
+	var stopSaving context.CancelFunc
+	s.saving, stopSaving = context.WithCancel(context.WithoutCancel(ctx))
+	defer stopSaving()
+	drain, cancelDrain := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancelDrain()
+
+	if err := s.server.Start(ctx); err != nil {
+		return err
+	}
+	s.log.Info("serving", "grpc", s.server.GRPCAddr(), "http", s.server.HTTPAddr(), "instance", s.cfg.Instance,
+		"brokers", s.cfg.Brokers, "topic", s.cfg.Topic, "snapshot_topic", s.cfg.SnapshotTopic, "group", s.cfg.Group)
+
+	reading, stopReading := context.WithCancel(ctx)
+	defer stopReading()
+	consumed := make(chan error, 1)
+	go func() { consumed <- s.consumer.Run(reading, drain) }()
+
+	dutyDone := make(chan struct{})
+	go func() {
+		defer close(dutyDone)
+		if s.cfg.SnapshotTopic != "" {
+			s.followDuty(reading)
+		}
+	}()
+
+	var failure error
+	select {
+	case <-ctx.Done():
+		s.log.Info("stopping", "within", s.cfg.DrainTimeout)
+	case failure = <-s.server.Failed():
+	}
+	deadline := time.AfterFunc(s.cfg.DrainTimeout, cancelDrain)
+	defer deadline.Stop()
+	s.server.Drain()
+	shut := s.server.Shutdown(drain)
+	stopReading()
+	err := <-consumed
+	stopSaving()
+	s.savers.Wait()
+	<-dutyDone
+	if ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
+		err = nil
+	}
+	if shut != nil {
+		s.log.Warn("queries were cut off", "error", shut)
+	}
+	s.log.Info("stopped")
+	return errors.Join(failure, err)
+}
+
+// newHandler makes a partition as the consumer finds it.
+func (s *Stage) newHandler(n int32) consumer.Handler {
+	p := newPartition(s, n)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.parts = append(s.parts, p)
+	if p.saver != nil {
+		s.savers.Go(func() { p.saver.run(s.saving) })
+		if s.duties[n] {
+			p.saver.assign(true)
+		}
+	}
+	return p
+}
+
+// partitions returns those made so far, by number.
+func (s *Stage) partitions() []*partition {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.parts[:len(s.parts):len(s.parts)]
+}
+
+// live reports whether a partition is.
+func (s *Stage) live(n int32) bool {
+	parts := s.consumer.Partitions()
+	return int(n) < len(parts) && parts[n].State() == consumer.Live
+}
+
+// followDuty is the goroutine that learns, from a consumer group over the
+// snapshot topic, which partitions' snapshots this instance writes.
+func (s *Stage) followDuty(ctx context.Context) {
+	duty, err := snapshot.NewDuty(snapshot.DutyConfig{
+		Group:  s.cfg.Group,
+		Topic:  s.cfg.SnapshotTopic,
+		Opts:   s.cfg.kafka("duty"),
+		Logger: s.log,
+	})
+	if err != nil {
+		s.log.Error("snapshots are not written by this instance", "error", err)
+		return
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			// The savers write their last rounds under the duty they have;
+			// leaving afterwards would be cleaner, but fencing makes either safe.
+			duty.Close()
+			return
+		case e, ok := <-duty.Events():
+			if !ok {
+				return
+			}
+			s.mu.Lock()
+			for _, n := range e.Partitions {
+				s.duties[n] = e.Assigned
+				if int(n) < len(s.parts) && s.parts[n].saver != nil {
+					s.parts[n].saver.assign(e.Assigned)
+				}
+			}
+			s.mu.Unlock()
+		}
+	}
+}
+
+// snapshotHook is nil but in tests.
+func (s *Stage) snapshotHook(n int32) func(snapshot.Step) error {
+	if s.hook == nil {
+		return nil
+	}
+	return func(step snapshot.Step) error { return s.hook(n, step) }
+}
+
+// GRPCAddr and HTTPAddr return where the stage listens, once it runs.
+func (s *Stage) GRPCAddr() net.Addr { return s.server.GRPCAddr() }
+
+// HTTPAddr is GRPCAddr's twin.
+func (s *Stage) HTTPAddr() net.Addr { return s.server.HTTPAddr() }

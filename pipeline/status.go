@@ -1,0 +1,167 @@
+package pipeline
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"kvindex/consumer"
+	"kvindex/index"
+	"kvindex/pipeline/query"
+)
+
+// This file is what the query side sees of the stage: query.Source.
+
+var _ query.Source = (*Stage)(nil)
+
+// Readiness implements query.Source: ready when the topic is known and every
+// partition of it is live.
+func (s *Stage) Readiness() query.Readiness {
+	parts := s.consumer.Partitions()
+	if len(parts) == 0 {
+		return query.Readiness{Missing: []string{fmt.Sprintf("%s: waiting for the topic", s.cfg.Topic)}}
+	}
+	var missing []string
+	for _, p := range parts {
+		if p.State() == consumer.Live {
+			continue
+		}
+		text := fmt.Sprintf("%s/%d: %s", s.cfg.Topic, p.Number, p.State())
+		if p.State() == consumer.CatchingUp {
+			text += fmt.Sprintf(", %d offsets behind", p.End()-p.Position())
+		}
+		if problem := p.Problem(); problem != "" {
+			text += ": " + problem
+		}
+		missing = append(missing, text)
+	}
+	return query.Readiness{Ready: len(missing) == 0, Missing: missing}
+}
+
+// Model implements query.Source.
+func (s *Stage) Model(name string, blockSize int) (query.Model, error) {
+	return s.models.resolve(name, blockSize)
+}
+
+// Now implements query.Source.
+func (s *Stage) Now() time.Time { return time.Now() }
+
+// Worker implements query.Source.
+func (s *Stage) Worker(w *index.Worker, now time.Time) query.WorkerState {
+	k := w.Tag.(*rank)
+	age := k.partition.clock.age(k.lastHeard.Load(), now)
+	return query.WorkerState{
+		Hidden:     age > s.cfg.WorkerTTL || k.worker.lost.Load(),
+		Incomplete: k.incomplete.Load() || k.worker.rival.Load(),
+		Age:        age,
+		Partition:  k.partition.number,
+		Offset:     s.consumer.Partitions()[k.partition.number].Position(),
+	}
+}
+
+// Workers implements query.Source.
+func (s *Stage) Workers(model string) []query.WorkerStatus {
+	now := time.Now()
+	var out []query.WorkerStatus
+	for _, p := range s.partitions() {
+		p.listing.Range(func(_, v any) bool {
+			k := v.(*rank)
+			st := k.status.Load()
+			if st == nil || model != "" && st.model.Name != model {
+				return true
+			}
+			age := p.clock.age(k.lastHeard.Load(), now)
+			row := query.WorkerStatus{
+				Worker:     k.worker.name,
+				Rank:       k.number,
+				Model:      st.model.Name,
+				BlockSize:  st.model.BlockSize,
+				Hasher:     st.model.Hasher,
+				Partition:  p.number,
+				Epoch:      st.epoch,
+				Seq:        k.seq.Load(),
+				Age:        age,
+				Silent:     age > s.cfg.WorkerTTL,
+				Incomplete: k.incomplete.Load() || k.worker.rival.Load(),
+				Retired:    st.retired,
+			}
+			for t := range row.Blocks {
+				row.Blocks[t] = int(k.shown[t].Load())
+			}
+			out = append(out, row)
+			return true
+		})
+	}
+	slices.SortFunc(out, func(a, b query.WorkerStatus) int {
+		return cmp.Or(cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Partition, b.Partition))
+	})
+	return out
+}
+
+// Status implements query.Source.
+func (s *Stage) Status() query.Status {
+	topic := s.consumer.Topic()
+	st := query.Status{
+		Ready:     s.Readiness().Ready,
+		Group:     s.cfg.Group,
+		Instance:  s.cfg.Instance,
+		Version:   s.cfg.Version,
+		Started:   s.started,
+		Events:    query.TopicStatus{Name: s.cfg.Topic, ID: fmt.Sprintf("%x", topic.ID)},
+		Snapshots: query.TopicStatus{Name: s.cfg.SnapshotTopic},
+		Counters:  map[string]int64{},
+	}
+	if s.cfg.SnapshotTopic == "" {
+		st.Warnings = append(st.Warnings, "snapshots are disabled: a restart replays the events topic from its start")
+	}
+	mine := s.partitions()
+	now := time.Now()
+	for i, cp := range s.consumer.Partitions() {
+		row := query.PartitionStatus{
+			Partition: cp.Number,
+			State:     cp.State().String(),
+			Position:  cp.Position(),
+			End:       cp.End(),
+			Lag:       cp.End() - cp.Position(),
+			StartedAt: cp.Start(),
+			Floor:     -1,
+			Paused:    cp.Paused(),
+			Problem:   cp.Problem(),
+		}
+		if i < len(mine) {
+			p := mine[i]
+			row.Workers = int(p.ranks.Load())
+			row.Reread = p.reread.Load()
+			row.RestoreSeconds = time.Duration(p.took.Load()).Seconds()
+			if v := p.saver; v != nil {
+				row.Floor = v.floor.Load()
+				row.SnapshotDuty = v.ready.Load()
+				if at := v.written.Load(); at > 0 {
+					row.SnapshotAge = now.Sub(time.UnixMilli(at))
+				}
+				if problem := v.problem.Load(); problem != nil {
+					st.Warnings = append(st.Warnings, fmt.Sprintf("snapshots of %s/%d: %s", s.cfg.Topic, cp.Number, *problem))
+				}
+			}
+		}
+		st.Partitions = append(st.Partitions, row)
+	}
+	for k := range counter(numCounters) {
+		var n int64
+		for _, p := range mine {
+			n += p.counts[k].Load()
+		}
+		st.Counters[counterNames[k].name] = n
+	}
+	for _, m := range s.models.all() {
+		stats := m.Index.Stats()
+		st.Models = append(st.Models, query.ModelStatus{
+			Model: m.Name, BlockSize: m.BlockSize, Hasher: m.Hasher, Workers: stats.Workers, Blocks: stats.Blocks,
+		})
+	}
+	slices.SortFunc(st.Models, func(a, b query.ModelStatus) int {
+		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.BlockSize, b.BlockSize), cmp.Compare(a.Hasher, b.Hasher))
+	})
+	return st
+}

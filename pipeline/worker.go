@@ -1,0 +1,135 @@
+package pipeline
+
+import (
+	"sync/atomic"
+
+	"kvindex/index"
+	"kvindex/pipeline/query"
+	"kvindex/schemas"
+	"kvindex/snapshot"
+)
+
+// worker is one worker as one partition knows it. Its ranks are on the same
+// partition, since the key of a record is the worker's name.
+//
+// Only the atomics are touched by other goroutines.
+type worker struct {
+	name  string
+	ranks []*rank // few
+	epoch int64   // newest epoch that this partition claimed the worker with
+	since int64   // broker time of that epoch's first record
+	owned bool    // the last claim was granted and not lost since
+
+	lost  atomic.Bool // another partition took the worker over; its blocks here are to be dropped
+	rival atomic.Bool // another partition carries records of the same epoch
+}
+
+func (w *worker) rank(n int32) *rank {
+	for _, k := range w.ranks {
+		if k.number == n {
+			return k
+		}
+	}
+	return nil
+}
+
+// rank is one worker-rank: what a record is applied to. It belongs to its
+// partition's goroutine but for the atomics, which queries read.
+type rank struct {
+	worker    *worker
+	partition *partition
+	number    int32
+
+	model        *query.Model
+	blocks       *index.Worker // nil when retired
+	producer     string
+	epoch        int64
+	epochStarted int64 // broker time of the epoch's first record, unix milliseconds
+	retired      bool
+	retiredAt    int64 // broker time
+	unproven     bool  // restored without its blocks: complete only if its epoch is replayed from seq 0
+
+	restoredW   int64 // records below were applied before the snapshot was taken
+	firstOffset int64 // of its first record, which the floor must not pass before there is a manifest
+	lastOffset  int64 // of its last record
+	changedAt   int64 // offset after the last record that changed its blocks
+
+	saved savedState
+
+	incomplete atomic.Bool               // events were lost
+	lastHeard  atomic.Int64              // broker time of the last record, unix milliseconds
+	seq        atomic.Int64              // last one applied, -1 before any
+	shown      [index.Tiers]atomic.Int64 // blocks held
+	status     atomic.Pointer[rankStatus]
+}
+
+// rankStatus is what the workers listing shows of a rank beyond its atomics,
+// replaced when it changes: once an epoch, not once a record.
+type rankStatus struct {
+	model   *query.Model
+	epoch   int64
+	retired bool
+}
+
+func (k *rank) id() snapshot.ID { return snapshot.ID{Worker: k.worker.name, Rank: k.number} }
+
+func (k *rank) publish() {
+	k.status.Store(&rankStatus{model: k.model, epoch: k.epoch, retired: k.retired})
+}
+
+// begin starts an epoch from an empty cache.
+func (k *rank) begin(b *schemas.Batch, m *query.Model, timestamp int64) {
+	if k.blocks != nil && k.model != m {
+		k.blocks.Retire()
+		k.blocks = nil
+	}
+	if k.blocks != nil {
+		k.blocks.Clear()
+	} else {
+		k.blocks = m.Index.AddWorker(k.worker.name, k.number, k)
+	}
+	k.model = m
+	k.producer = string(b.Producer)
+	k.epoch, k.epochStarted = b.Epoch, timestamp
+	k.seq.Store(-1)
+	k.retired, k.retiredAt, k.unproven = false, 0, false
+	k.incomplete.Store(false)
+	k.publish()
+}
+
+// retire empties the rank for good; epoch and seq stay, so that a late record
+// of the epoch cannot bring it back.
+func (k *rank) retire(at int64) {
+	if k.blocks != nil {
+		k.blocks.Retire()
+		k.blocks = nil
+	}
+	k.retired, k.retiredAt, k.unproven = true, at, false
+	k.incomplete.Store(false)
+	k.publish()
+	k.show()
+}
+
+// show has the listing see how many blocks the rank holds.
+func (k *rank) show() {
+	for t := range k.shown {
+		n := 0
+		if k.blocks != nil {
+			n = k.blocks.Len(index.Tier(t))
+		}
+		k.shown[t].Store(int64(n))
+	}
+}
+
+// held returns how many blocks of all tiers the rank holds, as last shown.
+func (k *rank) held() (n int64) {
+	for t := range k.shown {
+		n += k.shown[t].Load()
+	}
+	return n
+}
+
+// same reports whether the batch speaks of the model the epoch began with.
+func (k *rank) same(b *schemas.Batch) bool {
+	return k.model.Name == string(b.Model) && k.model.BlockSize == int(b.BlockSize) && k.model.Hasher == b.Hasher
+}
