@@ -10,7 +10,9 @@
 //
 // # What a record does to a worker-rank
 //
-//   - Its worker must be its key, else it is refused.
+//   - Its worker must be its key, else it is refused; so is one without worker
+//     or model, of a block size below 1, a rank below 0, or a seq below 0 (-1 is
+//     for heartbeats). Refused like this it was not heard.
 //   - An older epoch than the known one is ignored. A newer one, or the first
 //     record ever, begins from an empty cache: complete, last seq -1.
 //   - In the known epoch it is refused once the worker-rank is retired; refused
@@ -41,6 +43,7 @@
 // theirs make the owner's ranks incomplete unless those began anew later. So the
 // result does not depend on the order in which partitions are read.
 //
-// The one thing it does not follow is a worker whose ranks are at different
+// It serves every model; one that the stage is set not to serve has to be left
+// out of a comparison. The one thing it does not follow is a worker whose ranks are at different
 // epochs on different partitions: each counts with its partition's newest.
 package verify

@@ -84,7 +84,7 @@ func New(grace time.Duration) *Oracle {
 
 // Counts returns how many records, and of events and worker-ranks how many,
 // came to what: applied, heartbeat, gap, duplicate, stale_epoch, retired,
-// second_producer, identity_change, wrong_key, undecodable (records), rejected
+// second_producer, identity_change, wrong_key, undecodable, invalid (records), rejected
 // (stored events), silent, forgotten (worker-ranks). A record with a gap counts
 // as applied or heartbeat too.
 func (o *Oracle) Counts() map[string]int { return maps.Clone(o.counts) }
@@ -112,8 +112,12 @@ func (o *Oracle) Apply(partition int32, timestamp int64, key, value []byte) {
 		return
 	}
 	wr := WorkerRank{worker, m["dp_rank"].(int32)}
-	epoch := m["epoch"].(int64)
+	epoch, seq := m["epoch"].(int64), m["seq"].(int64)
 	id := identity{m["producer"].(string), m["model"].(string), m["block_size"].(int32), m["hasher"].(string)}
+	if worker == "" || id.model == "" || id.blockSize < 1 || wr.Rank < 0 || seq < -1 || seq == -1 && len(events) > 0 {
+		o.counts["invalid"]++
+		return
+	}
 	o.claim(worker, partition, epoch, timestamp)
 
 	r := p.ranks[wr]
@@ -139,7 +143,7 @@ func (o *Oracle) Apply(partition int32, timestamp int64, key, value []byte) {
 		o.counts["identity_change"]++
 		r.incomplete = true
 	default:
-		o.sequence(p, r, m["seq"].(int64), events, timestamp)
+		o.sequence(p, r, seq, events, timestamp)
 	}
 }
 

@@ -126,6 +126,10 @@ func TestRecords(t *testing.T) {
 		{"a newer epoch after retirement", []step{{events: events(retired)}, {epoch: 1, events: events(root(4))}}, want{depth: 4}},
 
 		{"wrong key", []step{{key: "v", events: events(root(4))}}, want{count: "wrong_key"}},
+		{"block size of none", []step{{blockSize: -1, events: events(root(4))}}, want{count: "invalid"}},
+		{"negative rank", []step{{rank: -1, events: events(root(4))}}, want{count: "invalid"}},
+		{"negative seq", []step{{seq: -1, events: events(root(4))}}, want{count: "invalid"}},
+		{"an invalid record is not heard", []step{{events: events(root(4))}, {at: grace - 1, seq: -2}, {worker: "v", at: grace}}, want{count: "silent"}},
 		{"undecodable", []step{{events: events(root(4))}, {raw: []byte("nonsense")}}, want{depth: 4, count: "undecodable"}},
 
 		{"next seq", []step{{events: events(root(1))}, {seq: 1, events: events(part(1, 4))}}, want{depth: 4}},
