@@ -18,6 +18,9 @@ import (
 func Run(t *testing.T, empty func() index.Structure) {
 	t.Run("Contract", func(t *testing.T) { RunContract(t, empty) })
 	t.Run("Random", func(t *testing.T) { RunRandom(t, empty) })
+	t.Run("RandomIndex", func(t *testing.T) { RunRandomIndex(t, empty) })
+	t.Run("Concurrent", func(t *testing.T) { RunConcurrent(t, empty) })
+	t.Run("Churn", func(t *testing.T) { RunChurn(t, empty) })
 }
 
 // fixture is a structure under test and words to speak about it.

@@ -1,0 +1,135 @@
+// This file checks that a structure's memory is that of what is live.
+
+package indextest
+
+import (
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"testing"
+
+	"kvindex/index"
+)
+
+// RunChurn stores and removes a few hundred thousand blocks round a fixed live
+// set, in several orders of removal, and checks that heap and entries end where
+// they were.
+func RunChurn(t *testing.T, empty func() index.Structure) {
+	for _, order := range []string{"oldest first", "newest first", "random", "root first", "by clear"} {
+		t.Run(order, func(t *testing.T) { churn(t, empty(), order) })
+	}
+}
+
+// churnSlot is what a slot of the churn holds: chains of the same length, all
+// behind one root.
+type churnSlot struct {
+	chains [][]index.LocalHash
+}
+
+func churn(t *testing.T, s index.Structure, order string) {
+	const (
+		slots  = 4
+		chains = 60 // live, a slot
+		length = 40 // of a chain, behind the root
+		turns  = 12 // how often everything is replaced
+	)
+	rng := rand.New(rand.NewPCG(7, 7))
+	w := NewWorkload(7, 0, 0)
+	root := w.Fresh(1)
+	base := heap()
+	all := make([]churnSlot, slots)
+	add := func(slot int) {
+		chain := slices.Concat(root, w.Fresh(length))
+		if _, err := s.Store(index.Slot(slot), part(chain, 0, len(chain))); err != nil {
+			t.Fatal(err)
+		}
+		all[slot].chains = append(all[slot].chains, chain)
+	}
+	drop := func(slot int) {
+		c := &all[slot]
+		i := 0
+		switch order {
+		case "newest first":
+			i = len(c.chains) - 2
+		case "random":
+			i = rng.IntN(len(c.chains) - 1)
+		}
+		seqs := index.Chain(nil, c.chains[i])[1:]
+		switch order {
+		case "random":
+			rng.Shuffle(len(seqs), func(i, j int) { seqs[i], seqs[j] = seqs[j], seqs[i] })
+		case "root first":
+		default:
+			slices.Reverse(seqs)
+		}
+		if e := s.Remove(index.Slot(slot), seqs); e.Removed != length {
+			t.Fatalf("removed %d blocks of %d", e.Removed, length)
+		}
+		c.chains = slices.Delete(c.chains, i, i+1)
+	}
+	replaceAll := func() {
+		for range chains {
+			for slot := range slots {
+				add(slot)
+				drop(slot)
+			}
+		}
+		if order == "by clear" {
+			for slot := range slots {
+				s.Clear(index.Slot(slot))
+				all[slot].chains = nil
+				for range chains {
+					add(slot)
+				}
+			}
+		}
+	}
+	for range chains {
+		for slot := range slots {
+			add(slot)
+		}
+	}
+	replaceAll()
+	replaceAll()
+	live, before := heap(), s.Stats()
+	for range turns {
+		replaceAll()
+	}
+	after, now := heap(), s.Stats()
+	if now != before || now.Blocks != slots*(chains*length+1) {
+		t.Errorf("stats were %+v and are %+v", before, now)
+	}
+	if limit := live + (live-base)/4 + 64<<10; after > limit {
+		t.Errorf("the same live set took %d KiB and takes %d KiB", (live-base)>>10, (after-base)>>10)
+	}
+	// A peak leaves nothing behind.
+	for range 10 * chains {
+		for slot := range slots {
+			add(slot)
+		}
+	}
+	peak := heap()
+	for slot := range slots {
+		for len(all[slot].chains) > 1 {
+			drop(slot)
+		}
+		s.Remove(index.Slot(slot), index.Chain(nil, all[slot].chains[0]))
+		all[slot].chains = nil
+	}
+	if st := s.Stats(); st != (index.Stats{}) {
+		t.Errorf("stats after all was removed: %+v", st)
+	}
+	if empty := heap(); empty > base+(peak-base)/20+64<<10 {
+		t.Errorf("a peak of %d KiB left %d KiB", (peak-base)>>10, (empty-base)>>10)
+	}
+	runtime.KeepAlive(s)
+}
+
+// heap returns the bytes of live objects.
+func heap() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
