@@ -1,0 +1,291 @@
+// This file is the commands topics create and topics check.
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
+)
+
+// The least that the snapshot topic's records must stay readable: longer than
+// any restore and any pause of its writer.
+const (
+	minCompactionLag = time.Hour
+	deleteRetention  = 24 * time.Hour
+)
+
+// topicsConfig is what both commands are told.
+type topicsConfig struct {
+	brokers        []string
+	topic          string
+	snapshotTopic  string
+	partitions     int32
+	replication    int16
+	retention      time.Duration
+	retentionBytes int64
+	output         string
+}
+
+func topicsCommand() command {
+	var c topicsConfig
+	common := func(fs *pflag.FlagSet) {
+		brokersFlag(fs, &c.brokers)
+		topicFlag(fs, &c.topic)
+		snapshotTopicFlag(fs, &c.snapshotTopic)
+	}
+	return command{
+		use:   "topics",
+		short: "Create the topics, or check them",
+		sub: []command{{
+			use:   "create",
+			short: "Create the topics that are not there yet",
+			long: `Create makes the events topic (deleted by age, stamped by the broker) and the snapshot
+topic (compacted, as many partitions), with the settings that kvindex relies on. A topic
+that exists is left as it is; then both are checked as "topics check" does.
+
+Retention of the events bounds how long a stage may be away: what lies before the floors
+(the consumer group's offsets) is safe to delete at any time.`,
+			example: `  kvindex topics create
+  kvindex topics create --brokers kafka:9092 --partitions 32 --replication-factor 3`,
+			flags: func(fs *pflag.FlagSet) {
+				common(fs)
+				fs.Int32Var(&c.partitions, "partitions", 16, "`partitions` of each topic; can hardly be changed later")
+				fs.Int16Var(&c.replication, "replication-factor", -1, "`copies` of each partition; -1: the broker's default")
+				fs.DurationVar(&c.retention, "retention", 24*time.Hour, "keep events for this `time`; 0: the broker's default")
+				fs.Int64Var(&c.retentionBytes, "retention-bytes", 0, "keep at most this many `bytes` of events a partition; 0: the broker's default")
+			},
+			run: func(ctx context.Context, con *console, _ []string) error {
+				if c.partitions < 1 || c.retention < 0 || c.retentionBytes < 0 || c.replication == 0 || c.replication < -1 {
+					return usagef("partitions must be above 0, the replication factor too or -1, retention 0 or more")
+				}
+				return c.withAdmin(func(adm *kadm.Client) error {
+					if err := c.create(ctx, con, adm); err != nil {
+						return err
+					}
+					return c.report(ctx, con, adm)
+				})
+			},
+		}, {
+			use:   "check",
+			short: "Say what is wrong with the topics (exit code 3)",
+			long: `Check says what about the topics, as they are, would make a stage answer wrongly, restore
+wrongly or not at all. Exit code 3 if there is anything.`,
+			example: `  kvindex topics check --brokers kafka:9092 --output json`,
+			flags: func(fs *pflag.FlagSet) {
+				common(fs)
+				outputFlag(fs, &c.output)
+			},
+			run: func(ctx context.Context, con *console, _ []string) error {
+				return c.withAdmin(func(adm *kadm.Client) error { return c.report(ctx, con, adm) })
+			},
+		}},
+	}
+}
+
+func (c *topicsConfig) withAdmin(do func(*kadm.Client) error) error {
+	cl, err := kafkaClient(c.brokers)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	return do(kadm.NewClient(cl))
+}
+
+// eventsSettings are the events topic's, as it is created.
+func (c *topicsConfig) eventsSettings() map[string]string {
+	s := map[string]string{
+		"cleanup.policy":         "delete",
+		"message.timestamp.type": "LogAppendTime",
+		"compression.type":       "producer",
+	}
+	if c.retention > 0 {
+		s["retention.ms"] = strconv.FormatInt(c.retention.Milliseconds(), 10)
+	}
+	if c.retentionBytes > 0 {
+		s["retention.bytes"] = strconv.FormatInt(c.retentionBytes, 10)
+	}
+	return s
+}
+
+// snapshotSettings are the snapshot topic's, as it is created.
+func (c *topicsConfig) snapshotSettings() map[string]string {
+	return map[string]string{
+		"cleanup.policy":        "compact",
+		"min.compaction.lag.ms": strconv.FormatInt(minCompactionLag.Milliseconds(), 10),
+		"delete.retention.ms":   strconv.FormatInt(deleteRetention.Milliseconds(), 10),
+		"compression.type":      "producer",
+	}
+}
+
+// create creates the topics that do not exist.
+func (c *topicsConfig) create(ctx context.Context, con *console, adm *kadm.Client) error {
+	if c.topic == c.snapshotTopic {
+		return usagef("events and snapshots need two topics, not %q twice", c.topic)
+	}
+	for _, t := range []struct {
+		name     string
+		settings map[string]string
+	}{{c.topic, c.eventsSettings()}, {c.snapshotTopic, c.snapshotSettings()}} {
+		configs := map[string]*string{}
+		for k, v := range t.settings {
+			configs[k] = &v
+		}
+		resp, err := adm.CreateTopic(ctx, c.partitions, c.replication, configs, t.name)
+		switch {
+		case errors.Is(err, kerr.TopicAlreadyExists):
+			if con != nil {
+				fmt.Fprintf(con.out, "%s exists\n", t.name)
+			}
+		case err != nil:
+			if resp.ErrMessage != "" {
+				err = fmt.Errorf("%w: %s", err, resp.ErrMessage)
+			}
+			return fmt.Errorf("create topic %s: %w", t.name, err)
+		case con != nil:
+			fmt.Fprintf(con.out, "%s created, %d partitions\n", t.name, c.partitions)
+		}
+	}
+	return nil
+}
+
+// topicsReport is what check found.
+type topicsReport struct {
+	OK         bool     `json:"ok"`
+	Topic      string   `json:"topic"`
+	Snapshots  string   `json:"snapshot_topic"`
+	Partitions int      `json:"partitions"`
+	Problems   []string `json:"problems"`
+}
+
+// report checks both topics and tells the user.
+func (c *topicsConfig) report(ctx context.Context, con *console, adm *kadm.Client) error {
+	r, err := c.check(ctx, adm)
+	if err != nil {
+		return err
+	}
+	if c.output == "json" {
+		err = con.printJSON(r)
+	} else {
+		for _, p := range r.Problems {
+			fmt.Fprintln(con.out, con.outStyle.red("wrong: ")+p)
+		}
+		if r.OK {
+			_, err = fmt.Fprintf(con.out, "%s and %s are as they should be, %d partitions each\n", r.Topic, r.Snapshots, r.Partitions)
+		}
+	}
+	if !r.OK && err == nil {
+		err = checkf("%d things are wrong with the topics", len(r.Problems))
+		if len(r.Problems) == 1 {
+			err = checkf("one thing is wrong with the topics")
+		}
+	}
+	return err
+}
+
+// check compares the topics with what kvindex relies on.
+func (c *topicsConfig) check(ctx context.Context, adm *kadm.Client) (topicsReport, error) {
+	r := topicsReport{Topic: c.topic, Snapshots: c.snapshotTopic, Problems: []string{}}
+	details, err := adm.ListTopics(ctx, c.topic, c.snapshotTopic)
+	if err != nil {
+		return r, fmt.Errorf("list topics: %w", err)
+	}
+	wrong := func(topic, format string, args ...any) {
+		r.Problems = append(r.Problems, "topic "+topic+": "+fmt.Sprintf(format, args...))
+	}
+	there := func(topic string) bool {
+		d := details[topic]
+		if errors.Is(d.Err, kerr.UnknownTopicOrPartition) || d.Topic == "" {
+			wrong(topic, `does not exist; "kvindex topics create" makes it`)
+			return false
+		}
+		if d.Err != nil {
+			wrong(topic, "%v", d.Err)
+			return false
+		}
+		for _, p := range d.Partitions.Sorted() {
+			if p.Err != nil {
+				wrong(topic, "partition %d: %v", p.Partition, p.Err)
+			}
+		}
+		return true
+	}
+	events, snapshots := there(c.topic), there(c.snapshotTopic)
+	r.Partitions = len(details[c.topic].Partitions)
+	if n := len(details[c.snapshotTopic].Partitions); events && snapshots && n != r.Partitions {
+		wrong(c.snapshotTopic, "has %d partitions and %s has %d: the numbers must be equal", n, c.topic, r.Partitions)
+	}
+	if events {
+		err := c.settingsOf(ctx, adm, c.topic, func(get func(string) string) {
+			if p := get("cleanup.policy"); p != "delete" {
+				wrong(c.topic, "cleanup.policy is %s, must be delete: compaction would lose events", p)
+			}
+			if ts := get("message.timestamp.type"); ts != "LogAppendTime" {
+				wrong(c.topic, "message.timestamp.type is %s, must be LogAppendTime: how long a worker has been silent is told by the broker's clock", ts)
+			}
+		})
+		if err != nil {
+			return r, err
+		}
+	}
+	if snapshots {
+		err := c.settingsOf(ctx, adm, c.snapshotTopic, func(get func(string) string) {
+			if p := get("cleanup.policy"); p != "compact" {
+				wrong(c.snapshotTopic, "cleanup.policy is %s, must be compact: snapshots must neither be deleted by age nor pile up", p)
+			}
+			for _, min := range []struct {
+				key string
+				is  time.Duration
+				why string
+			}{
+				{"min.compaction.lag.ms", minCompactionLag, "a restore must not have records compacted away under it"},
+				{"delete.retention.ms", deleteRetention, "a reader that is late must still see what was deleted"},
+			} {
+				v, err := strconv.ParseInt(get(min.key), 10, 64)
+				if err != nil || v < min.is.Milliseconds() {
+					wrong(c.snapshotTopic, "%s is %s, must be at least %d: %s", min.key, get(min.key), min.is.Milliseconds(), min.why)
+				}
+			}
+		})
+		if err != nil {
+			return r, err
+		}
+	}
+	r.OK = len(r.Problems) == 0
+	return r, nil
+}
+
+// settingsOf reads a topic's settings, those at the broker's default included.
+func (c *topicsConfig) settingsOf(ctx context.Context, adm *kadm.Client, topic string, look func(get func(string) string)) error {
+	described, err := adm.DescribeTopicConfigs(ctx, topic)
+	if err != nil {
+		return fmt.Errorf("read the settings of topic %s: %w", topic, err)
+	}
+	settings := map[string]string{}
+	for _, d := range described {
+		if d.Err != nil {
+			return fmt.Errorf("read the settings of topic %s: %w", topic, d.Err)
+		}
+		for _, s := range d.Configs {
+			settings[s.Key] = s.MaybeValue()
+		}
+	}
+	look(func(key string) string {
+		v, ok := settings[key]
+		if !ok || v == "" {
+			return "not set"
+		}
+		parts := strings.Split(v, ",") // "compact,delete" and "delete,compact" are the same
+		slices.Sort(parts)
+		return strings.Join(parts, ",")
+	})
+	return nil
+}
