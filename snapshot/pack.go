@@ -25,6 +25,7 @@ type Packed struct {
 	chunks []packedChunk // the first n are in use
 	n      int
 	blocks int64
+	limit  int // encoded bytes of a chunk's chains; 0: chunkBytes
 
 	// The last block added, which the next one may continue.
 	tier   index.Tier
@@ -84,7 +85,7 @@ func (p *Packed) Add(t index.Tier, s index.Stored) bool {
 		if opaque {
 			size = 16
 		}
-		if c := p.last(); c.bytes+size > chunkBytes {
+		if c := p.last(); c.bytes+size > p.most() {
 			p.split()
 		}
 		c := p.last()
@@ -114,7 +115,7 @@ func (p *Packed) continues(t index.Tier, opaque bool, s *index.Stored) bool {
 // begin starts a chain, in a new chunk if the last one is full.
 func (p *Packed) begin(t index.Tier, opaque bool, s *index.Stored) {
 	p.tier, p.opaque, p.pos, p.seq = t, opaque, s.Position, s.Parent
-	if p.n == 0 || p.last().bytes+chainOverhead+16 > chunkBytes {
+	if p.n == 0 || p.last().bytes+chainOverhead+16 > p.most() {
 		p.grow()
 	}
 	p.push(s.HasParent, s.Parent)
@@ -134,6 +135,13 @@ func (p *Packed) push(hasParent bool, parent index.SeqHash) {
 	c := p.last()
 	c.runs = append(c.runs, run{tier: p.tier, hasParent: hasParent, parent: parent, position: p.pos})
 	c.bytes += chainOverhead
+}
+
+func (p *Packed) most() int {
+	if p.limit > 0 {
+		return p.limit
+	}
+	return chunkBytes
 }
 
 func (p *Packed) last() *packedChunk { return &p.chunks[p.n-1] }

@@ -18,7 +18,7 @@ import (
 const (
 	firstWait     = 20 * time.Millisecond
 	longestWait   = time.Second
-	missingTopics = 10      // answers in a row that the topic or partition does not exist
+	missingTopics = 7       // answers in a row that the topic or partition does not exist
 	fetchBytes    = 8 << 20 // asked for at once; a larger batch comes whole all the same
 )
 
@@ -103,6 +103,7 @@ func (r *Reader) ReadToEnd(ctx context.Context) error {
 		wait   = firstWait
 		p      = Progress{Start: r.position}
 	)
+	r.leader = -1 // look at the topic's id: offsets alone don't tell a topic created anew
 	for {
 		done, err := r.step(ctx, &target, &p)
 		if done {

@@ -1,0 +1,100 @@
+package snapshot
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"kvindex/testcontainers"
+)
+
+// holder follows one instance's events.
+type holder struct {
+	d    *Duty
+	done chan struct{}
+
+	mu    sync.Mutex
+	holds map[int32]bool
+}
+
+func newHolder(t *testing.T, w *world) *holder {
+	t.Helper()
+	d, err := NewDuty(DutyConfig{Group: w.group, Topic: w.topic, Opts: []kgo.Opt{kgo.SeedBrokers(w.b.Brokers()...)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &holder{d: d, done: make(chan struct{}), holds: make(map[int32]bool)}
+	go func() {
+		defer close(h.done)
+		for e := range d.Events() {
+			h.mu.Lock()
+			for _, p := range e.Partitions {
+				if h.holds[p] == e.Assigned {
+					t.Errorf("event %+v, but it holds %v", e, h.holds)
+				}
+				h.holds[p] = e.Assigned
+			}
+			h.mu.Unlock()
+		}
+	}()
+	return h
+}
+
+func (h *holder) partitions() []int32 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var p []int32
+	for n := range maps.Keys(h.holds) {
+		if h.holds[n] {
+			p = append(p, n)
+		}
+	}
+	slices.Sort(p)
+	return p
+}
+
+// All partitions are dealt, to all instances, and given back.
+func TestDuty(t *testing.T) {
+	testcontainers.Each(t, func(t *testing.T, b testcontainers.Broker) {
+		w := newWorld(t, b, 4)
+		one := newHolder(t, w)
+		hasAll := func() error {
+			if got := one.partitions(); len(got) != 4 {
+				return fmt.Errorf("one instance holds %v, want all 4", got)
+			}
+			return nil
+		}
+		testcontainers.Eventually(t, longWait, hasAll)
+		two := newHolder(t, w)
+		testcontainers.Eventually(t, longWait, func() error {
+			all := append(one.partitions(), two.partitions()...)
+			slices.Sort(all)
+			if len(two.partitions()) != 2 || !slices.Equal(all, []int32{0, 1, 2, 3}) {
+				return fmt.Errorf("dealt %v and %v", one.partitions(), two.partitions())
+			}
+			return nil
+		})
+		two.d.Close()
+		<-two.done // the channel is closed
+		testcontainers.Eventually(t, longWait, hasAll)
+		one.d.Close()
+		<-one.done
+	})
+}
+
+// Close waits for nobody to take the events.
+func TestDutyCloseUnread(t *testing.T) {
+	w := newWorld(t, testcontainers.NewKfake(t, testcontainers.KfakeConfig{}), 1)
+	d, err := NewDuty(DutyConfig{Group: w.group, Topic: w.topic, Opts: []kgo.Opt{kgo.SeedBrokers(w.b.Brokers()...)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.Close()
+	for e := range d.Events() {
+		t.Logf("left: %+v", e)
+	}
+}
