@@ -2,7 +2,7 @@
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: build test race fuzz bench lint demo
+.PHONY: build test race fuzz bench lint demo proto
 .DEFAULT_GOAL := build
 
 build: ## bin/kvindex
@@ -27,3 +27,6 @@ lint: ## gofmt, go vet, staticcheck
 
 demo: ## a broker, the stage, a fleet, a crash, in one command and without services
 	go run ./cmd/kvindex demo
+
+proto: ## the Go code of the query protocol, with pinned generators (Python for protoc)
+	pipeline/query/kvindexpb/gen.sh

@@ -9,6 +9,8 @@ import (
 	"strconv"
 
 	"google.golang.org/protobuf/reflect/protoreflect"
+
+	pb "kvindex/pipeline/query/kvindexpb"
 )
 
 // exactInt is the first whole number whose neighbour a float64 cannot tell from
@@ -18,7 +20,7 @@ const exactInt = 1 << 53
 
 // appendJSON appends a message as a JSON object with every field there is,
 // named as in the .proto file. Unlike protojson it writes 64-bit integers as
-// numbers where that is exact. Bytes, enums and groups are not used by this API.
+// numbers where that is exact. It knows the kinds of fields that answers have.
 func appendJSON(dst []byte, m protoreflect.Message) []byte {
 	dst = append(dst, '{')
 	fields := m.Descriptor().Fields()
@@ -50,6 +52,32 @@ func appendJSON(dst []byte, m protoreflect.Message) []byte {
 	return append(dst, '}')
 }
 
+// appendMatches is appendJSON of a MatchResponse, several times as quick:
+// routers wait for this one.
+func appendMatches(dst []byte, resp *pb.MatchResponse) []byte {
+	dst = strconv.AppendUint(append(dst, `{"blocks":`...), uint64(resp.Blocks), 10)
+	dst = strconv.AppendUint(append(dst, `,"block_size":`...), uint64(resp.BlockSize), 10)
+	dst = append(dst, `,"matches":[`...)
+	for i, m := range resp.Matches {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = appendString(append(dst, `{"worker":`...), m.Worker)
+		dst = strconv.AppendInt(append(dst, `,"dp_rank":`...), int64(m.DpRank), 10)
+		dst = strconv.AppendUint(append(dst, `,"depth_blocks":`...), uint64(m.DepthBlocks), 10)
+		dst = strconv.AppendUint(append(dst, `,"depth_tokens":`...), uint64(m.DepthTokens), 10)
+		dst = appendInt(append(dst, `,"age_ms":`...), m.AgeMs)
+		dst = strconv.AppendBool(append(dst, `,"incomplete":`...), m.Incomplete)
+		dst = strconv.AppendInt(append(dst, `,"partition":`...), int64(m.Partition), 10)
+		dst = appendInt(append(dst, `,"offset":`...), m.Offset)
+		dst = append(dst, '}')
+	}
+	dst = strconv.AppendBool(append(dst, `],"lower_bounds":`...), resp.LowerBounds)
+	dst = strconv.AppendBool(append(dst, `,"partial":`...), resp.Partial)
+	dst = appendStrings(append(dst, `,"missing":`...), resp.Missing)
+	return append(dst, '}')
+}
+
 func appendMap(dst []byte, f protoreflect.FieldDescriptor, m protoreflect.Map) []byte {
 	keys := make([]string, 0, m.Len())
 	for k := range m.Range {
@@ -68,34 +96,44 @@ func appendMap(dst []byte, f protoreflect.FieldDescriptor, m protoreflect.Map) [
 }
 
 func appendValue(dst []byte, f protoreflect.FieldDescriptor, v protoreflect.Value) []byte {
-	switch x := v.Interface().(type) {
-	case bool:
-		return strconv.AppendBool(dst, x)
-	case int32:
-		return strconv.AppendInt(dst, int64(x), 10)
-	case uint32:
-		return strconv.AppendUint(dst, uint64(x), 10)
-	case int64:
-		if x >= exactInt || x <= -exactInt {
-			return append(strconv.AppendInt(append(dst, '"'), x, 10), '"')
-		}
-		return strconv.AppendInt(dst, x, 10)
-	case uint64:
-		if x >= exactInt {
-			return append(strconv.AppendUint(append(dst, '"'), x, 10), '"')
-		}
-		return strconv.AppendUint(dst, x, 10)
-	case float64:
+	switch f.Kind() {
+	case protoreflect.BoolKind:
+		return strconv.AppendBool(dst, v.Bool())
+	case protoreflect.Int32Kind, protoreflect.Int64Kind:
+		return appendInt(dst, v.Int())
+	case protoreflect.Uint32Kind:
+		return strconv.AppendUint(dst, v.Uint(), 10)
+	case protoreflect.DoubleKind:
+		x := v.Float()
 		if math.IsNaN(x) || math.IsInf(x, 0) {
 			return append(dst, "null"...)
 		}
 		return strconv.AppendFloat(dst, x, 'g', -1, 64)
-	case string:
-		return appendString(dst, x)
-	case protoreflect.Message:
-		return appendJSON(dst, x)
+	case protoreflect.StringKind:
+		return appendString(dst, v.String())
+	case protoreflect.MessageKind:
+		return appendJSON(dst, v.Message())
 	}
 	panic("BUG: JSON of a " + f.Kind().String() + " field: " + string(f.FullName()))
+}
+
+// appendInt appends a number, or a string if it is not exact as a float64.
+func appendInt(dst []byte, x int64) []byte {
+	if x >= exactInt || x <= -exactInt {
+		return append(strconv.AppendInt(append(dst, '"'), x, 10), '"')
+	}
+	return strconv.AppendInt(dst, x, 10)
+}
+
+func appendStrings(dst []byte, list []string) []byte {
+	dst = append(dst, '[')
+	for i, s := range list {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = appendString(dst, s)
+	}
+	return append(dst, ']')
 }
 
 // appendString appends a JSON string.
