@@ -27,7 +27,18 @@ func ReadCommitted(t testing.TB, b Broker, topic string) [][]*kgo.Record {
 	return all
 }
 
-func readCommitted(ctx context.Context, b Broker, topic string) ([][]*kgo.Record, error) {
+func readCommitted(ctx context.Context, b Broker, topic string) (all [][]*kgo.Record, err error) {
+	err = poll(ctx, func() error {
+		// A leader that moves, or a broker that is starting, says so in an error that the next try may not get.
+		if all, err = readOnce(ctx, b, topic); err != nil && !kerr.IsRetriable(err) {
+			return stop(err)
+		}
+		return err
+	})
+	return all, err
+}
+
+func readOnce(ctx context.Context, b Broker, topic string) ([][]*kgo.Record, error) {
 	// The last version whose fetches name a topic by its name; later ones want its id.
 	cl, err := kgo.NewClient(kgo.SeedBrokers(b.Brokers()...), kgo.MaxVersions(kversion.V3_0_0()))
 	if err != nil {
