@@ -126,7 +126,7 @@ func (p *partition) newReader() *snapshot.Reader {
 		Partition: p.number,
 		Logger:    p.log,
 		Progress: func(g snapshot.Progress) {
-			if now := time.Now(); now.Sub(said) > 2*time.Second {
+			if now := time.Now(); now.Sub(said) > 2*time.Second && g.Position < g.Target {
 				said = now
 				p.log.Info("reading snapshots", "from", g.Start, "at", g.Position, "to", g.Target, "bytes", g.Bytes)
 			}
