@@ -47,6 +47,14 @@ func (s *Stage) Model(name string, blockSize int) (query.Model, error) {
 // Now implements query.Source.
 func (s *Stage) Now() time.Time { return time.Now() }
 
+// Positions implements query.Source.
+func (s *Stage) Positions(dst []int64) []int64 {
+	for _, p := range s.consumer.Partitions() {
+		dst = append(dst, p.Position())
+	}
+	return dst
+}
+
 // Worker implements query.Source.
 func (s *Stage) Worker(w *index.Worker, now time.Time) query.WorkerState {
 	k := w.Tag.(*rank)
@@ -56,7 +64,6 @@ func (s *Stage) Worker(w *index.Worker, now time.Time) query.WorkerState {
 		Incomplete: k.incomplete.Load() || k.worker.rival.Load(),
 		Age:        age,
 		Partition:  k.partition.number,
-		Offset:     s.consumer.Partitions()[k.partition.number].Position(),
 	}
 }
 

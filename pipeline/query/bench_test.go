@@ -25,7 +25,7 @@ func workload(b *testing.B, blocks, workers int) (*fakeSource, map[string]*pb.Ma
 	}
 	locals := index.BlockHasher{BlockSize: 16}.Append(nil, tokens, index.Extra{})
 	for i := range workers {
-		f.holds(b, fmt.Sprintf("worker-%04d", i), 0, locals[:1+i*blocks/workers], WorkerState{Offset: 1 << 40})
+		f.holds(b, fmt.Sprintf("worker-%04d", i), 0, locals[:1+i*blocks/workers], WorkerState{Partition: 3})
 	}
 	return f, map[string]*pb.MatchRequest{
 		"hashes": {Model: "m", LocalHashes: hashes(locals)},
@@ -114,7 +114,7 @@ func BenchmarkJSON(b *testing.B) {
 			b.ReportAllocs()
 			var buf []byte
 			for b.Loop() {
-				buf = appendJSON(buf[:0], resp.ProtoReflect())
+				buf = appendMatches(buf[:0], resp)
 			}
 		})
 		for _, kind := range []string{"hashes", "tokens"} {

@@ -97,6 +97,8 @@ func (f *fakeSource) Model(name string, blockSize int) (Model, error) {
 	return found, nil
 }
 
+func (f *fakeSource) Positions(dst []int64) []int64 { return append(dst, 10, 11, 12, 1<<60) }
+
 func (f *fakeSource) Now() time.Time { return time.Unix(1000, 0) }
 
 func (f *fakeSource) Worker(w *index.Worker, _ time.Time) WorkerState {

@@ -106,7 +106,7 @@ func (s *Server) matchHTTP(w http.ResponseWriter, r *http.Request, scratch *http
 	if err != nil {
 		return err
 	}
-	scratch.out = appendJSON(scratch.out[:0], resp.ProtoReflect())
+	scratch.out = appendMatches(scratch.out[:0], resp)
 	return nil
 }
 
@@ -142,12 +142,6 @@ func (s *Server) readyz(w http.ResponseWriter, _ *http.Request) {
 		code = http.StatusServiceUnavailable
 	}
 	body := strconv.AppendBool([]byte(`{"ready":`), ready.Ready)
-	body = append(body, `,"missing":[`...)
-	for i, m := range ready.Missing {
-		if i > 0 {
-			body = append(body, ',')
-		}
-		body = appendString(body, m)
-	}
-	writeJSON(w, code, append(body, "]}"...))
+	body = appendStrings(append(body, `,"missing":`...), ready.Missing)
+	writeJSON(w, code, append(body, '}'))
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"kvindex/index"
+	pb "kvindex/pipeline/query/kvindexpb"
 )
 
 // errorOf reads {"error":{"code","message"}}.
@@ -141,6 +142,22 @@ func TestJSONIntegersAreExact(t *testing.T) {
 	}
 	if !json.Valid([]byte(answer)) {
 		t.Errorf("not JSON: %s", answer)
+	}
+}
+
+// The quick way of writing matches differs in nothing from the one that knows
+// every message.
+func TestMatchesAreWrittenAlike(t *testing.T) {
+	for _, resp := range []*pb.MatchResponse{
+		{},
+		{Blocks: 1, BlockSize: 2, LowerBounds: true, Partial: true, Missing: []string{"a", `"b"`}, Matches: []*pb.WorkerMatch{
+			{Worker: "w\n", DpRank: -1, DepthBlocks: 3, DepthTokens: 4, AgeMs: 1 << 60, Incomplete: true, Partition: 5, Offset: -1 << 60},
+			{Worker: "x"},
+		}},
+	} {
+		if got, want := string(appendMatches(nil, resp)), string(appendJSON(nil, resp.ProtoReflect())); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
 	}
 }
 

@@ -54,7 +54,7 @@ func show(resp *pb.MatchResponse) string {
 // fleet is a source with workers of different depths in the vectors' prompt.
 func fleet(t testing.TB) *fakeSource {
 	f := newFake()
-	f.holds(t, "deep", 0, locals, WorkerState{Partition: 3, Offset: 1 << 60, Age: 1500 * time.Millisecond})
+	f.holds(t, "deep", 0, locals, WorkerState{Partition: 3, Age: 1500 * time.Millisecond})
 	f.holds(t, "deep", 1, locals[:2], WorkerState{})
 	f.holds(t, "lossy", 0, locals[:1], WorkerState{Incomplete: true})
 	f.holds(t, "silent", 0, locals, WorkerState{Hidden: true})

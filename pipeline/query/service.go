@@ -48,6 +48,7 @@ type matcher struct {
 	now    time.Time
 	locals []index.LocalHash
 	mm     []index.MMHash
+	done   []int64 // positions of the partitions before the search
 	query  index.Query
 	result index.Result
 }
@@ -147,6 +148,7 @@ func (m *matcher) find(req *pb.MatchRequest, model Model) {
 		return
 	}
 	m.now = m.src.Now()
+	m.done = m.src.Positions(m.done[:0])
 	m.query.Locals = m.locals
 	m.query.Workers = req.Workers
 	m.query.TopK = int(req.TopK)
@@ -180,7 +182,9 @@ func (m *matcher) answer(model Model) *pb.MatchResponse {
 		row.AgeMs = state.Age.Milliseconds()
 		row.Incomplete = state.Incomplete
 		row.Partition = state.Partition
-		row.Offset = state.Offset
+		if p := int(state.Partition); p < len(m.done) { // else it is newer than the search
+			row.Offset = m.done[p]
+		}
 		resp.Matches = append(resp.Matches, row)
 	}
 	return resp

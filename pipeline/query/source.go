@@ -26,6 +26,10 @@ type Source interface {
 	Model(name string, blockSize int) (Model, error)
 	// Now is the stage's clock reading that Worker wants, taken once a query.
 	Now() time.Time
+	// Positions appends, by number of the partition, the next offset of it to be
+	// applied; all before are applied. It is asked before the index is, so that
+	// the answer has every record below the offset that it shows.
+	Positions(dst []int64) []int64
 	// Worker says how far to trust what is known of a worker-rank.
 	Worker(w *index.Worker, now time.Time) WorkerState
 	// Workers lists every worker-rank known, of all models if model is empty.
@@ -59,7 +63,6 @@ type WorkerState struct {
 	Incomplete bool          // events were lost: depths may be below the truth
 	Age        time.Duration // since its last record
 	Partition  int32
-	Offset     int64 // next offset of Partition to be applied
 }
 
 // WorkerStatus is one row of the workers listing.

@@ -349,8 +349,8 @@ type WorkerMatch struct {
 	Incomplete bool `protobuf:"varint,6,opt,name=incomplete,proto3" json:"incomplete,omitempty"`
 	// Partition of the events topic that the worker's events come from.
 	Partition int32 `protobuf:"varint,7,opt,name=partition,proto3" json:"partition,omitempty"`
-	// Next offset of that partition to be applied: everything before it is in
-	// this answer.
+	// Next offset of that partition to be applied when the search began: every
+	// record before it is in this answer, some after it may be.
 	Offset        int64 `protobuf:"varint,8,opt,name=offset,proto3" json:"offset,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
