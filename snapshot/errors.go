@@ -22,7 +22,8 @@ var (
 	// ErrChanged: a refresh of a worker-rank whose blocks have changed since
 	// the snapshot on the topic. Dump it instead.
 	ErrChanged = errors.New("blocks have changed since the snapshot")
-	// ErrFenced: another writer took the duty over. This one is dead.
+	// ErrFenced: another writer took the duty over, or the broker gave up a
+	// transaction that took too long. This writer is dead.
 	ErrFenced = errors.New("fenced: another writer took over")
 	// ErrSource: the events topic was created anew or has another number of
 	// partitions than this writer was told.
@@ -55,10 +56,12 @@ func (e *DamagedError) Is(target error) bool { return target == ErrDamaged }
 func (e *DamagedError) Unwrap() error { return e.Err }
 
 // fencing reports whether err is a broker's word that another producer of the
-// same transactional id is newer. An id that the broker has mapped to another
-// producer or forgotten counts: somebody else may have had the duty since.
+// same transactional id is newer. So does a transaction that somebody else has
+// ended, and an id that the broker has mapped to another producer or forgotten:
+// another may have had the duty since.
 func fencing(err error) bool {
 	return errors.Is(err, kerr.ProducerFenced) ||
 		errors.Is(err, kerr.InvalidProducerEpoch) ||
+		errors.Is(err, kerr.InvalidTxnState) ||
 		errors.Is(err, kerr.InvalidProducerIDMapping)
 }

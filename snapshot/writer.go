@@ -4,12 +4,14 @@ package snapshot
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"log/slog"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"kvindex/schemas"
@@ -94,6 +96,10 @@ func NewWriter(cfg WriterConfig) (*Writer, error) {
 	return &Writer{cfg: cfg, cl: cl, adm: kadm.NewClient(cfg.Client), reader: cfg.Reader, offset: -1}, nil
 }
 
+// Dead returns why the writer writes nothing any more, or nil. Whoever still has
+// the duty makes a new one, after a while.
+func (w *Writer) Dead() error { return w.dead }
+
 // Table returns what is on the topic, as the writer knows it.
 func (w *Writer) Table() *Table { return w.reader.table }
 
@@ -114,8 +120,8 @@ func (w *Writer) die(why error) error {
 // Take takes the duty: it fences the partition's former writer, whose open
 // transaction the broker aborts, and then reads the partition to its end, so
 // that nothing can be on it that this writer does not know. It can be called
-// again. Errors: ErrFenced and ErrClosed are for good, ErrSource until the
-// caller has a new source; anything else can be tried again.
+// again. Errors: ErrSource, until the caller has a new source; what Dead returns,
+// for good; anything else can be tried again.
 func (w *Writer) Take(ctx context.Context) error {
 	if w.dead != nil {
 		return w.dead
@@ -151,8 +157,8 @@ func (w *Writer) Take(ctx context.Context) error {
 //
 // After an error the table is what is on the topic as far as that is known, and
 // the next Write finds out the rest: the caller may try again, best with a fresh
-// round. ErrFenced, ErrClosed and ErrKilled are for good. ErrBehind: the caller
-// lags behind the floor, nothing was written.
+// round. What Dead returns is for good. ErrBehind: the caller lags behind the
+// floor, nothing was written.
 func (w *Writer) Write(ctx context.Context, round Round) (Result, error) {
 	w.sent, w.bytes = 0, 0
 	res, err := w.write(ctx, round)
@@ -493,10 +499,14 @@ func (w *Writer) wrap(what string, err error) error {
 }
 
 // fail wraps an error of the writer's own client, and kills the writer if it
-// says that there is a newer one.
+// says that there is a newer one, or if the client will not get over it.
 func (w *Writer) fail(what string, err error) error {
 	if w.dead != nil {
 		return w.dead
+	}
+	var ke *kerr.Error
+	if !w.taken && errors.As(err, &ke) && !ke.Retriable && !fencing(err) {
+		return w.die(w.wrap(what, err))
 	}
 	if fencing(err) {
 		w.cfg.Logger.Warn("snapshot writer was fenced and drops the duty", "during", what, "error", err)

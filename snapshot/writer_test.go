@@ -97,34 +97,46 @@ func TestDeathAfterEachStep(t *testing.T) {
 
 // The newest taker writes; its predecessor finds out, stops for good and says so.
 func TestFencing(t *testing.T) {
-	for name, open := range map[string]bool{"idle": false, "with a transaction open": true} {
+	for name, during := range map[string]Step{
+		"idle":                         {Kind: StepOffset, ID: idB}, // never
+		"with a transaction open":      {Kind: StepChunk, ID: idB},
+		"between manifest and commit":  {Kind: StepManifest, ID: idB},
+		"between commit and floor":     {Kind: StepCommit},
+		"between floor and its commit": {Kind: StepFloor},
+	} {
 		t.Run(name, func(t *testing.T) {
 			testcontainers.Each(t, func(t *testing.T, b testcontainers.Broker) {
 				w := newWorld(t, b, 1)
 				var taker *Writer
 				old := w.writer(t, 0, hook(func(s Step) error {
-					if open && s.Kind == StepChunk && s.ID == idB {
+					if s == during && taker != nil {
 						return taker.Take(deadline(t)) // while the old one is paused in the middle
 					}
 					return nil
 				}))
 				write(t, old, Round{Position: 5, Dumps: []Dump{dump(idA, 5, locals(1, 10))}})
 				taker = w.writer(t, 0)
-				if !open {
+				if during.Kind == StepOffset {
 					if err := taker.Take(deadline(t)); err != nil {
 						t.Fatal(err)
 					}
 				}
-				res, err := old.Write(deadline(t), Round{Position: 9, Dumps: []Dump{dump(idB, 9, locals(2, 10))}})
-				if !errors.Is(err, ErrFenced) || len(res.Written) != 0 {
+				// The floor rises only with a, so that the round has one to write.
+				res, err := old.Write(deadline(t), Round{Position: 9, Dumps: []Dump{dump(idB, 9, locals(2, 10))}, Refreshes: []Refresh{refresh(idA, 6, 0)}})
+				committed := during.Kind == StepCommit || during.Kind == StepFloor
+				if !errors.Is(err, ErrFenced) || committed != (len(res.Written) > 0) {
 					t.Fatalf("old writer: %+v, %v, want %v", res, err, ErrFenced)
+				}
+				want := map[ID]saved{idA: savedAs(dump(idA, 5, nil), locals(1, 10)), idC: savedAs(dump(idC, 7, nil), locals(3, 10))}
+				if committed {
+					want[idA] = savedAs(dump(idA, 6, nil), locals(1, 10))
+					want[idB] = savedAs(dump(idB, 9, nil), locals(2, 10))
 				}
 				if err := old.Take(deadline(t)); !errors.Is(err, ErrFenced) {
 					t.Errorf("old writer takes: %v, want %v", err, ErrFenced)
 				}
 				write(t, taker, Round{Position: 7, Dumps: []Dump{dump(idC, 7, locals(3, 10))}})
-				wantState(t, state(t, w.read(t, 0).Table()), map[ID]saved{
-					idA: savedAs(dump(idA, 5, nil), locals(1, 10)), idC: savedAs(dump(idC, 7, nil), locals(3, 10))})
+				wantState(t, state(t, w.read(t, 0).Table()), want)
 			})
 		})
 	}
