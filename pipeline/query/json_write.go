@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	pb "kvindex/pipeline/query/kvindexpb"
@@ -17,6 +18,10 @@ import (
 // it: from there on integers are written as strings, lest JavaScript and jq
 // round them.
 const exactInt = 1 << 53
+
+// AppendJSON appends an answer as GET and POST give it, for other programs that
+// print one.
+func AppendJSON(dst []byte, m proto.Message) []byte { return appendJSON(dst, m.ProtoReflect()) }
 
 // appendJSON appends a message as a JSON object with every field there is,
 // named as in the .proto file. Unlike protojson it writes 64-bit integers as
