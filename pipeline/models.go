@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -81,17 +82,25 @@ func (m *models) add(k modelKey) (*query.Model, error) {
 // resolve finds the model a query means. blockSize 0 means the only one.
 func (m *models) resolve(name string, blockSize int) (query.Model, error) {
 	var found *query.Model
+	var have []string // all of them, once there are several
 	for _, x := range (*m.byName.Load())[name] {
 		if blockSize != 0 && x.BlockSize != blockSize {
 			continue
 		}
 		if found != nil {
-			return query.Model{}, fmt.Errorf("model %q: %w", name, query.ErrAmbiguousModel)
+			if have == nil {
+				have = append(have, found.String())
+			}
+			have = append(have, x.String())
+			continue
 		}
 		found = x
 	}
+	if have != nil {
+		return query.Model{}, fmt.Errorf("%w %q: there are %s", query.ErrAmbiguousModel, name, strings.Join(have, ", "))
+	}
 	if found == nil {
-		return query.Model{}, fmt.Errorf("model %q: %w", name, query.ErrUnknownModel)
+		return query.Model{}, fmt.Errorf("%w %q", query.ErrUnknownModel, name)
 	}
 	return *found, nil
 }

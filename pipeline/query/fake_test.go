@@ -86,7 +86,7 @@ func (f *fakeSource) Model(name string, blockSize int) (Model, error) {
 	for _, m := range f.models {
 		if m.Name == name && (blockSize == 0 || blockSize == m.BlockSize) {
 			if n++; n > 1 {
-				return Model{}, fmt.Errorf("%w %q: block sizes %d and %d", ErrAmbiguousModel, name, found.BlockSize, m.BlockSize)
+				return Model{}, fmt.Errorf("%w %q: there are %v, %v", ErrAmbiguousModel, name, found, m)
 			}
 			found = m
 		}

@@ -202,7 +202,7 @@ func TestRefusals(t *testing.T) {
 		{"local hashes with LoRA", &pb.MatchRequest{Model: "m", LocalHashes: []uint64{1}, Lora: "a"}, codes.InvalidArgument, "go with tokens"},
 		{"unknown model", &pb.MatchRequest{Model: "x", Tokens: prompt}, codes.NotFound, `"x"`},
 		{"unknown block size", &pb.MatchRequest{Model: "m", BlockSize: 16, Tokens: prompt}, codes.NotFound, `"m"`},
-		{"ambiguous model", &pb.MatchRequest{Model: "two", Tokens: prompt}, codes.FailedPrecondition, "block sizes 4 and 8: give block_size"},
+		{"ambiguous model", &pb.MatchRequest{Model: "two", Tokens: prompt}, codes.FailedPrecondition, "block size 4 with hasher flash, block size 8 with hasher flash: give block_size"},
 		{"opaque by tokens", &pb.MatchRequest{Model: "opaque", Tokens: prompt}, codes.InvalidArgument, "opaque"},
 		{"too many tokens", &pb.MatchRequest{Model: "m", Tokens: make([]uint32, 41)}, codes.InvalidArgument, "41 tokens are above the limit of 40"},
 		{"too many blocks of tokens", &pb.MatchRequest{Model: "m", Tokens: make([]uint32, 36)}, codes.InvalidArgument, "9 blocks are above the limit of 8"},

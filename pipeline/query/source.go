@@ -4,6 +4,7 @@ package query
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"kvindex/index"
@@ -45,6 +46,11 @@ type Model struct {
 	Hasher    index.Hasher
 	Eagle     bool // see index.BlockHasher
 	Index     *index.Index
+}
+
+// String tells models of one name apart.
+func (m Model) String() string {
+	return fmt.Sprintf("block size %d with hasher %s", m.BlockSize, m.Hasher)
 }
 
 func (m Model) hasher() index.BlockHasher {
