@@ -1,0 +1,215 @@
+// Package examples tests the examples that the documentation shows.
+package examples
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"kvindex/index"
+	"kvindex/pipeline/verify"
+	"kvindex/schemas"
+	"kvindex/testcontainers"
+)
+
+func TestMain(m *testing.M) { testcontainers.Main(m) }
+
+// The documentation shows the files as they are.
+func TestDocumentationShowsTheFiles(t *testing.T) {
+	doc, err := os.ReadFile("../producing.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct{ language, file string }{
+		{"python", "producer.py"},
+		{"json", "../../schemas/kv_event_batch.avsc"},
+	} {
+		file, err := os.ReadFile(c.file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Contains(doc, []byte("```"+c.language+"\n"+string(file)+"```\n")) {
+			t.Errorf("docs/producing.md does not show %s as it is", c.file)
+		}
+	}
+}
+
+// tokens are the numbers from first to last.
+func tokens(first, last uint32) (ts []uint32) {
+	for t := first; t <= last; t++ {
+		ts = append(ts, t)
+	}
+	return ts
+}
+
+// The hashes and bytes that the documentation gives are right.
+func TestDocumentedVectors(t *testing.T) {
+	doc, err := os.ReadFile("../producing.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	both := []index.Hasher{index.Flash, index.Dynamo}
+	mm := []index.MMHash{{Hash: 42, End: 4}, {Hash: 7, End: 4}}
+	for _, c := range []struct {
+		hashers   []index.Hasher
+		input     string
+		blockSize int
+		tokens    []uint32
+		extra     index.Extra
+	}{
+		{both, "tokens 1 to 12, blocks of 4", 4, tokens(1, 12), index.Extra{}},
+		{both, "tokens 1 to 32, blocks of 16", 16, tokens(1, 32), index.Extra{}},
+		{both, "tokens 1 to 64, one block", 64, tokens(1, 64), index.Extra{}},
+		{both, "tokens 0 to 3, one block", 4, tokens(0, 3), index.Extra{}},
+		{both, "the same, salt `tenant-a`", 4, tokens(0, 3), index.Extra{Salt: "tenant-a"}},
+		{both, "the same, multimodal hashes 42 and 7", 4, tokens(0, 3), index.Extra{MM: mm}},
+		{both[:1], "the same, LoRA `adapter-a`", 4, tokens(0, 3), index.Extra{LoRA: "adapter-a"}},
+		{both[:1], "the same, LoRA `adapter-a`, salt `tenant-a`", 4, tokens(0, 3), index.Extra{LoRA: "adapter-a", Salt: "tenant-a"}},
+		{both[:1], "the same, LoRA `adapter-a`, multimodal hashes 42 and 7", 4, tokens(0, 3), index.Extra{LoRA: "adapter-a", MM: mm}},
+		{both[1:], "the same, LoRA `adapter-a`", 4, tokens(0, 3), index.Extra{LoRA: "adapter-a"}},
+		{both[1:], "the same, LoRA `adapter-a`, salt `tenant-a`", 4, tokens(0, 3), index.Extra{LoRA: "adapter-a", Salt: "tenant-a"}},
+	} {
+		var names []string
+		var locals []index.LocalHash
+		for _, h := range c.hashers {
+			names = append(names, h.String())
+			locals = index.BlockHasher{BlockSize: c.blockSize, Scheme: h}.Append(locals[:0], c.tokens, c.extra)
+		}
+		row := fmt.Sprintf("| %s | %s | %s | %s |", strings.Join(names, ", "), c.input, list(locals), list(index.Chain(nil, locals)))
+		if !strings.Contains(string(doc), row+"\n") {
+			t.Errorf("docs/producing.md lacks\n%s", row)
+		}
+	}
+	chain := index.Chain(nil, []index.LocalHash{11, 22, 33})
+	if row := fmt.Sprintf("| any | local hashes 11, 22, 33 | | %s |", list(chain)); !strings.Contains(string(doc), row+"\n") {
+		t.Errorf("docs/producing.md lacks\n%s", row)
+	}
+
+	heartbeat, err := schemas.AppendBatch(nil, &schemas.Batch{
+		Producer: []byte("p"), Worker: []byte("wörker"), Epoch: 1, Seq: -1, Model: []byte("m"), BlockSize: 64})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range [][]byte{heartbeat, heartbeat[:10]} {
+		if line := fmt.Sprintf("\n    % x\n", b); !strings.Contains(string(doc), line) {
+			t.Errorf("docs/producing.md lacks the bytes%s", line)
+		}
+	}
+}
+
+func list[H ~uint64](hs []H) string {
+	var texts []string
+	for _, h := range hs {
+		texts = append(texts, fmt.Sprint(uint64(h)))
+	}
+	return strings.Join(texts, ", ")
+}
+
+// sent is the last line that producer.py prints.
+type sent struct {
+	Worker, Model string
+	Epoch         int64
+	Tokens        []uint32
+	LocalHashes   []index.LocalHash `json:"local_hashes"`
+	SeqHashes     []index.SeqHash   `json:"sequence_hashes"`
+}
+
+// run runs producer.py to its end.
+func run(t *testing.T, python string, args ...string) sent {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), python, append([]string{"producer.py"}, args...)...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("producer.py: %v\n%s%s", err, out, stderr.String())
+	}
+	var s sent
+	lines := bytes.Split(bytes.TrimSpace(out), []byte("\n"))
+	if err := json.Unmarshal(lines[len(lines)-1], &s); err != nil {
+		t.Fatalf("producer.py printed %s: %v", out, err)
+	}
+	return s
+}
+
+// What the Python producer writes is what the documentation says, by hashing
+// and decoding of our own; and with librdkafka's own partitioner its worker is
+// refused, as documented, once it has been seen elsewhere.
+func TestPythonProducer(t *testing.T) {
+	const partitions = 16
+	python := testcontainers.Python(t, "confluent-kafka", "fastavro", "xxhash")
+	worker := ""
+	for n := 0; worker == "" || murmur2(worker, partitions) == crc(worker, partitions); n++ {
+		worker = fmt.Sprintf("wörker-%d", n)
+	}
+	testcontainers.Each(t, func(t *testing.T, b testcontainers.Broker) {
+		topic := testcontainers.NewTopic(t, b, "kv-events", partitions, nil)
+		args := []string{"--brokers", strings.Join(b.Brokers(), ","), "--topic", topic, "--worker", worker}
+		s := run(t, python, args...)
+
+		locals := index.BlockHasher{BlockSize: 16}.Append(nil, s.Tokens, index.Extra{})
+		if !slices.Equal(locals, s.LocalHashes) || len(locals) == 0 {
+			t.Errorf("local hashes %d, want %d", s.LocalHashes, locals)
+		}
+		if chain := index.Chain(nil, locals); !slices.Equal(chain, s.SeqHashes) {
+			t.Errorf("sequence hashes %d, want %d", s.SeqHashes, chain)
+		}
+		want := verify.State{
+			WorkerRank: verify.WorkerRank{Worker: worker}, Partition: murmur2(worker, partitions), Model: "demo", BlockSize: 16, Hasher: "flash",
+			Producer: fmt.Sprintf("producer.py-%d", s.Epoch), Epoch: s.Epoch, Seq: 1, Blocks: [index.Tiers]int{len(locals)},
+		}
+		check(t, b, topic, want, locals)
+
+		run(t, python, append(args, "--partitioner", "consistent_random", "--epoch", fmt.Sprint(s.Epoch))...)
+		want.Incomplete = true
+		check(t, b, topic, want, locals)
+
+		s = run(t, python, append(args, "--partitioner", "consistent_random", "--epoch", fmt.Sprint(s.Epoch+1))...)
+		want.Incomplete, want.Partition, want.Epoch, want.Producer = false, crc(worker, partitions), s.Epoch, fmt.Sprintf("producer.py-%d", s.Epoch)
+		check(t, b, topic, want, locals)
+	})
+}
+
+// check reads the whole topic and checks that its one worker is as wanted and
+// holds the prompt.
+func check(t *testing.T, b testcontainers.Broker, topic string, want verify.State, prompt []index.LocalHash) {
+	t.Helper()
+	o := verify.New(time.Hour)
+	to := make(map[int32]int64)
+	for p, end := range testcontainers.EndOffsets(t, b, topic) {
+		to[int32(p)] = end
+	}
+	if err := o.Read(t.Context(), []kgo.Opt{kgo.SeedBrokers(b.Brokers()...)}, topic, nil, to); err != nil {
+		t.Fatal(err)
+	}
+	workers := o.Workers()
+	if len(workers) == 1 {
+		want.Heard = workers[0].Heard
+	}
+	if len(workers) != 1 || workers[0] != want {
+		t.Errorf("workers %+v\nwant %+v\ncounts %v", workers, want, o.Counts())
+	}
+	if got := o.Depths(want.Model, want.BlockSize, prompt)[want.WorkerRank]; got != len(prompt) {
+		t.Errorf("depth %d of %d", got, len(prompt))
+	}
+}
+
+// murmur2 is the partition that the default partitioners of Java's client and
+// of franz-go give a key.
+func murmur2(key string, partitions int) int32 {
+	return int32(kgo.StickyKeyPartitioner(nil).ForTopic("").Partition(&kgo.Record{Key: []byte(key)}, partitions))
+}
+
+// crc is the partition that librdkafka's default partitioner gives a key.
+func crc(key string, partitions uint32) int32 {
+	return int32(crc32.ChecksumIEEE([]byte(key)) % partitions)
+}
