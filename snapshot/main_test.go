@@ -96,7 +96,21 @@ func write(t testing.TB, w *Writer, r Round) Result {
 	if res.CommitErr != nil {
 		t.Fatal(res.CommitErr)
 	}
+	settled(t, testcontainers.NewExternal(w.cl.OptValue(kgo.SeedBrokers).([]string)...), w.cfg.Topic, w.cfg.Partition)
 	return res
+}
+
+// settled waits for the markers of transactions that have ended: a real broker
+// acknowledges the end before it has written them to the partition.
+func settled(t testing.TB, b testcontainers.Broker, topic string, p int32) {
+	t.Helper()
+	testcontainers.Eventually(t, longWait, func() error {
+		stable, end := testcontainers.StableOffsets(t, b, topic), testcontainers.EndOffsets(t, b, topic)
+		if stable[p] != end[p] {
+			return fmt.Errorf("partition %d is stable up to %d, its end is %d", p, stable[p], end[p])
+		}
+		return nil
+	})
 }
 
 // locals returns n local hashes that no other seed has.

@@ -18,8 +18,8 @@ import (
 const (
 	firstWait     = 20 * time.Millisecond
 	longestWait   = time.Second
-	missingTopics = 7       // answers in a row that the topic or partition does not exist
-	fetchBytes    = 8 << 20 // asked for at once; a larger batch comes whole all the same
+	missingTopics = 7 // answers in a row that the topic or partition does not exist
+	fetchBytes    = 8 << 20
 )
 
 // ReaderConfig is what a Reader needs. Progress, Bad and Logger may be nil.
@@ -66,6 +66,8 @@ type Reader struct {
 	epoch    int32
 	position int64 // -1: the log's start, to be asked
 	missing  int
+
+	fetchBytes int32 // asked for at once; a larger batch comes whole all the same
 }
 
 // NewReader returns a Reader at the log's start with an empty table.
@@ -74,7 +76,7 @@ func NewReader(cfg ReaderConfig) *Reader {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	cfg.Logger = cfg.Logger.With("topic", cfg.Topic, "partition", cfg.Partition)
-	return &Reader{cfg: cfg, table: newTable(), leader: -1, position: -1}
+	return &Reader{cfg: cfg, table: newTable(), leader: -1, position: -1, fetchBytes: fetchBytes}
 }
 
 // Table returns the table that the reader fills.
@@ -295,7 +297,7 @@ func (r *Reader) request(ctx context.Context) (*kmsg.FetchResponse, *kmsg.FetchR
 	req := kmsg.NewPtrFetchRequest()
 	req.MaxWaitMillis = 0 // what is below the target is there
 	req.MinBytes = 1
-	req.MaxBytes = fetchBytes
+	req.MaxBytes = r.fetchBytes
 	req.IsolationLevel = 1
 	rt := kmsg.NewFetchRequestTopic()
 	rt.Topic = r.cfg.Topic // up to version 12
@@ -304,7 +306,7 @@ func (r *Reader) request(ctx context.Context) (*kmsg.FetchResponse, *kmsg.FetchR
 	rp.Partition = r.cfg.Partition
 	rp.CurrentLeaderEpoch = r.epoch
 	rp.FetchOffset = r.position
-	rp.PartitionMaxBytes = fetchBytes
+	rp.PartitionMaxBytes = r.fetchBytes
 	rt.Partitions = append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)
 	kresp, err := r.cfg.Client.Broker(int(r.leader)).Request(ctx, req)

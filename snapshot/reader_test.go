@@ -132,6 +132,7 @@ func abortRecord(t *testing.T, w *world, key, value []byte) {
 	if err := cl.EndTransaction(deadline(t), kgo.TryAbort); err != nil {
 		t.Fatal(err)
 	}
+	settled(t, w.b, w.topic, 0)
 }
 
 // A reader reads on from where it was, and sees what came since.

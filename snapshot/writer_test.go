@@ -65,6 +65,9 @@ func TestDeathAfterEachStep(t *testing.T) {
 				if _, err := wr.Write(deadline(t), second()); !errors.Is(err, ErrKilled) {
 					t.Fatalf("write: %v, want %v", err, ErrKilled)
 				}
+				if kind := steps[k].Kind; kind == StepCommit || kind >= StepFloorCommit {
+					settled(t, b, w.topic, p)
+				}
 				table := w.read(t, p).Table()
 				want := before
 				if steps[k].Kind >= StepCommit {
