@@ -3,7 +3,10 @@
 
 package index
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
 // Indexes of nodes. The origin is the parent of all roots, in reach at position
 // -1; as nothing has it as a child or sibling, its index also stands for none.
@@ -103,6 +106,10 @@ func (b *slotBlocks) add(h SeqHash) uint32 {
 		b.nodes[at] = node{seq: h, pos: NoPosition}
 	} else {
 		at = uint32(len(b.nodes))
+		if len(b.nodes) == cap(b.nodes) {
+			// append's own growth by a quarter copies twice as much in all.
+			b.nodes = slices.Grow(b.nodes, len(b.nodes)/2+8)
+		}
 		b.nodes = append(b.nodes, node{seq: h, pos: NoPosition})
 	}
 	b.used++

@@ -1,0 +1,246 @@
+package index_test
+
+import (
+	"fmt"
+	"testing"
+
+	"kvindex/index"
+	"kvindex/index/indextest"
+)
+
+// Benchmarks for benchstat: go test -run '^$' -bench . -count 10 ./index
+// Store and Remove report ns a block beside ns an event of 32 blocks.
+
+const eventBlocks = 32
+
+// events returns n chains of eventBlocks, a part of which share prefixes, and
+// their sequence hashes leaf first.
+func events(n int) (stores []index.Stored, removes [][]index.SeqHash) {
+	load := indextest.NewWorkload(1, 16, 8)
+	for range n {
+		locals := load.Prompt(eventBlocks-8, eventBlocks)
+		seqs := index.Chain(nil, locals)
+		for i, j := 0, len(seqs)-1; i < j; i, j = i+1, j-1 {
+			seqs[i], seqs[j] = seqs[j], seqs[i]
+		}
+		stores = append(stores, index.Stored{Position: 0, Locals: locals})
+		removes = append(removes, seqs[:eventBlocks-8])
+	}
+	return stores, removes
+}
+
+// BenchmarkStore stores prompts of 32 blocks, 24 of them new, into 64 slots,
+// starting over when they hold half a million.
+func BenchmarkStore(b *testing.B) {
+	stores, _ := events(20_000)
+	b.ReportAllocs()
+	s := index.NewPositionalIndex(0)
+	for i := 0; b.Loop(); i++ {
+		if i%len(stores) == 0 && i > 0 {
+			b.StopTimer()
+			s = index.NewPositionalIndex(0)
+			b.StartTimer()
+		}
+		_, _ = s.Store(index.Slot(i%64), stores[i%len(stores)])
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*eventBlocks), "ns/block")
+}
+
+// BenchmarkStoreDuplicate stores what is there.
+func BenchmarkStoreDuplicate(b *testing.B) {
+	stores, _ := events(1)
+	s := index.NewPositionalIndex(0)
+	b.ReportAllocs()
+	for b.Loop() {
+		_, _ = s.Store(0, stores[0])
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*eventBlocks), "ns/block")
+}
+
+// BenchmarkRemove removes the 24 new blocks of each prompt again, leaf first.
+func BenchmarkRemove(b *testing.B) {
+	stores, removes := events(20_000)
+	var s *index.PositionalIndex
+	fill := func() {
+		s = index.NewPositionalIndex(0)
+		for i := range stores {
+			_, _ = s.Store(index.Slot(i%64), stores[i])
+		}
+	}
+	fill()
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		if i%len(stores) == 0 && i > 0 {
+			b.StopTimer()
+			fill()
+			b.StartTimer()
+		}
+		s.Remove(index.Slot(i%len(stores)%64), removes[i%len(stores)])
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*(eventBlocks-8)), "ns/block")
+}
+
+// BenchmarkRemoveMiddle takes a block out of the middle of a chain of 192 and
+// puts it back: all blocks behind it leave the map and return.
+func BenchmarkRemoveMiddle(b *testing.B) {
+	s := index.NewPositionalIndex(0)
+	a := chainOf("a", 192)
+	seqs := index.Chain(nil, a)
+	_, _ = s.Store(0, index.Stored{Position: 0, Locals: a})
+	back := index.Stored{Parent: seqs[95], HasParent: true, Position: 96, Locals: a[96:97]}
+	b.ReportAllocs()
+	for b.Loop() {
+		s.Remove(0, seqs[96:97])
+		_, _ = s.Store(0, back)
+	}
+}
+
+// fleet returns an index of workers that hold the query's blocks up to depths
+// spread evenly, or all of them if same is set.
+func fleet(b *testing.B, workers int, same bool, query []index.LocalHash) *index.Index {
+	x := index.New(index.NewPositionalIndex(0))
+	load := indextest.NewWorkload(1, 0, 0)
+	for i := range workers {
+		w := x.AddWorker(fmt.Sprint(i), 0, nil)
+		n := len(query)
+		if !same {
+			n = 1 + i*len(query)/workers
+		}
+		store(b, w, index.Device, query[:n]...)
+		store(b, w, index.Device, load.Fresh(64)...)
+	}
+	return x
+}
+
+// BenchmarkFind asks for 192 blocks.
+func BenchmarkFind(b *testing.B) {
+	query := chainOf("a", 192)
+	for _, c := range []struct {
+		name    string
+		workers int
+		same    bool
+		q       index.Query
+	}{
+		{"workers=64/depths=all", 64, false, index.Query{}},
+		{"workers=64/depths=one", 64, true, index.Query{}},
+		{"workers=64/depths=all/top=3", 64, false, index.Query{TopK: 3}},
+		{"workers=64/depths=all/early", 64, false, index.Query{EarlyExit: true}},
+		{"workers=1000/depths=all", 1000, false, index.Query{}},
+		{"workers=1000/depths=one", 1000, true, index.Query{}},
+		{"workers=7000/depths=one", 7000, true, index.Query{}},
+		{"workers=7000/depths=one/top=10", 7000, true, index.Query{TopK: 10}},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			x := fleet(b, c.workers, c.same, query)
+			c.q.Locals = query
+			var r index.Result
+			b.ReportAllocs()
+			for b.Loop() {
+				x.Find(&c.q, &r)
+			}
+		})
+	}
+	b.Run("workers=64/unknown prompt", func(b *testing.B) {
+		x := fleet(b, 64, true, query)
+		q := index.Query{Locals: chainOf("b", 192)}
+		var r index.Result
+		b.ReportAllocs()
+		for b.Loop() {
+			x.Find(&q, &r)
+		}
+	})
+}
+
+// BenchmarkFindParallel has a writer at work on its own blocks of the same
+// prompts while all processors ask.
+func BenchmarkFindParallel(b *testing.B) {
+	query := chainOf("a", 192)
+	x := fleet(b, 64, false, query)
+	w := x.AddWorker("writer", 0, nil)
+	seqs := index.Chain(nil, query)
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_, _ = w.Store(index.Device, index.Stored{Position: 0, Locals: query})
+				w.Remove(index.Device, seqs[50:])
+			}
+		}
+	}()
+	b.ReportAllocs()
+	b.RunParallel(func(pb *testing.PB) {
+		q := index.Query{Locals: query}
+		var r index.Result
+		for pb.Next() {
+			x.Find(&q, &r)
+		}
+	})
+	close(stop)
+	<-stopped
+}
+
+// BenchmarkChain computes 192 sequence hashes.
+func BenchmarkChain(b *testing.B) {
+	locals := chainOf("a", 192)
+	var seqs []index.SeqHash
+	b.ReportAllocs()
+	for b.Loop() {
+		seqs = index.Chain(seqs[:0], locals)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(locals)), "ns/block")
+}
+
+// BenchmarkBlockHasher hashes a prompt of 4,096 tokens.
+func BenchmarkBlockHasher(b *testing.B) {
+	tokens := make([]uint32, 4096)
+	for i := range tokens {
+		tokens[i] = uint32(i * 7919)
+	}
+	for _, size := range []int{16, 64, 512} {
+		for _, x := range []struct {
+			name  string
+			extra index.Extra
+		}{{"base", index.Extra{}}, {"lora+salt+mm", index.Extra{LoRA: "adapter-a", Salt: "tenant-a", MM: []index.MMHash{{Hash: 42, End: 4096}, {Hash: 7, Start: 100, End: 200}}}}} {
+			b.Run(fmt.Sprintf("block=%d/%s", size, x.name), func(b *testing.B) {
+				h := index.BlockHasher{BlockSize: size}
+				var locals []index.LocalHash
+				b.ReportAllocs()
+				for b.Loop() {
+					locals = h.Append(locals[:0], tokens, x.extra)
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(locals)), "ns/block")
+			})
+		}
+	}
+}
+
+// BenchmarkDump dumps and restores a worker of 16,384 blocks.
+func BenchmarkDump(b *testing.B) {
+	x := index.New(index.NewPositionalIndex(0))
+	w := x.AddWorker("w", 0, nil)
+	load := indextest.NewWorkload(1, 0, 0)
+	for range 128 {
+		store(b, w, index.Device, load.Fresh(128)...)
+	}
+	b.Run("dump", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			n := 0
+			w.Dump(func(index.Tier, index.Stored) bool { n++; return true })
+		}
+	})
+	b.Run("dump and store", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			to := index.New(index.NewPositionalIndex(0)).AddWorker("w", 0, nil)
+			w.Dump(func(t index.Tier, s index.Stored) bool {
+				_, err := to.Store(t, s)
+				return err == nil
+			})
+		}
+	})
+}
