@@ -9,7 +9,9 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"kvindex/cmd/kvindex/fleet"
 	"kvindex/pipeline/query/kvindexpb"
@@ -63,6 +65,9 @@ func (a *asker) depths(ctx context.Context, dst []int, p fleet.Prompt) []int {
 	}
 	start := time.Now()
 	answer, err := a.stage.Match(ctx, &a.request)
+	if status.Code(err) == codes.NotFound {
+		answer, err = &kvindexpb.MatchResponse{}, nil // no worker of the model is known yet: nobody holds anything
+	}
 	a.lastErr = err
 	if err != nil {
 		a.failed++

@@ -14,7 +14,10 @@ func commands() []command {
 	return []command{
 		serveCommand(),
 		replayCommand(),
+		queryCommand(),
+		statusCommand(),
 		topicsCommand(),
+		verifyCommand(),
 		versionCommand(),
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
+
+	"kvindex/consumer"
 )
 
 // The least that the snapshot topic's records must stay readable: longer than
@@ -67,12 +69,14 @@ Retention of the events bounds how long a stage may be away: what lies before th
 				if c.partitions < 1 || c.retention < 0 || c.retentionBytes < 0 || c.replication == 0 || c.replication < -1 {
 					return usagef("partitions must be above 0, the replication factor too or -1, retention 0 or more")
 				}
-				return c.withAdmin(func(adm *kadm.Client) error {
-					if err := c.create(ctx, con, adm); err != nil {
-						return err
-					}
-					return c.report(ctx, con, adm)
-				})
+				if err := c.withAdmin(func(adm *kadm.Client) error { return c.create(ctx, con, adm) }); err != nil {
+					return err
+				}
+				if err := c.wait(ctx); err != nil {
+					return err
+				}
+				// Another client: this one has cached that there were no such topics.
+				return c.withAdmin(func(adm *kadm.Client) error { return c.report(ctx, con, adm) })
 			},
 		}, {
 			use:   "check",
@@ -152,6 +156,39 @@ func (c *topicsConfig) create(ctx context.Context, con *console, adm *kadm.Clien
 			return fmt.Errorf("create topic %s: %w", t.name, err)
 		case con != nil:
 			fmt.Fprintf(con.out, "%s created, %d partitions\n", t.name, c.partitions)
+		}
+	}
+	return nil
+}
+
+// wait returns once the brokers know both topics: one is created a moment
+// before every broker has heard of it.
+func (c *topicsConfig) wait(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	cl, err := kafkaClient(c.brokers)
+	if err != nil {
+		return err
+	}
+	defer cl.Close()
+	for _, topic := range []string{c.topic, c.snapshotTopic} {
+		for {
+			t, err := consumer.DescribeTopic(ctx, cl, topic)
+			if err == nil {
+				numbers := make([]int32, t.Partitions)
+				for i := range numbers {
+					numbers[i] = int32(i)
+				}
+				_, err = consumer.ListBounds(ctx, cl, topic, numbers)
+			}
+			if err == nil {
+				break
+			}
+			select {
+			case <-ctx.Done():
+				return fmt.Errorf("topic %s was created but cannot be used: %w", topic, err)
+			case <-time.After(50 * time.Millisecond):
+			}
 		}
 	}
 	return nil

@@ -1,0 +1,174 @@
+// This file is the command query.
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+
+	"kvindex/pipeline/query"
+	pb "kvindex/pipeline/query/kvindexpb"
+)
+
+// queryConfig is what the command is told.
+type queryConfig struct {
+	address    string
+	timeout    time.Duration
+	tokens     string
+	tokensFile string
+	locals     string
+	req        pb.MatchRequest
+	blockSize  uint32
+	output     string
+}
+
+func queryCommand() command {
+	var c queryConfig
+	return command{
+		use:   "query",
+		short: "Ask which workers hold how much of a prompt",
+		long: `Query asks a stage how many leading blocks of a prompt each worker holds. The prompt is
+given by its tokens or by the local hashes of its blocks: numbers apart by commas or
+white space. A last block that is not full does not count.`,
+		example: `  kvindex query --model llama --tokens 1,2,3,4
+  kvindex query --model llama --tokens-file prompt.txt --top-k 3 --output json
+  kvindex query --model llama --local-hashes 14643705804678351452,16777012769546811212`,
+		flags: func(fs *pflag.FlagSet) {
+			queryAddressFlag(fs, &c.address)
+			fs.DurationVar(&c.timeout, "timeout", 5*time.Second, "give up after this `time`")
+			fs.StringVar(&c.req.Model, "model", defaultModel, "`name` of the model")
+			fs.Uint32Var(&c.blockSize, "block-size", 0, "`tokens` a block; 0: the only one there is of the model")
+			fs.StringVar(&c.tokens, "tokens", "", "the prompt's `tokens`")
+			fs.StringVar(&c.tokensFile, "tokens-file", "", "read the tokens from this `file`; - is standard input")
+			fs.StringVar(&c.locals, "local-hashes", "", "the prompt's blocks instead, as `hashes`")
+			fs.StringVar(&c.req.Lora, "lora", "", "`name` of the LoRA adapter")
+			fs.StringVar(&c.req.Salt, "salt", "", "cache `salt`")
+			fs.StringSliceVar(&c.req.Workers, "workers-only", nil, "answer only these workers, `names`")
+			fs.Uint32Var(&c.req.TopK, "top-k", 0, "answer only the `k` deepest; 0: all")
+			fs.BoolVar(&c.req.AllowPartial, "allow-partial", false, "answer although partitions are missing")
+			outputFlag(fs, &c.output)
+		},
+		run: func(ctx context.Context, con *console, _ []string) error { return c.run(ctx, con) },
+	}
+}
+
+func (c *queryConfig) run(ctx context.Context, con *console) error {
+	given := 0
+	for _, s := range []string{c.tokens, c.tokensFile, c.locals} {
+		if s != "" {
+			given++
+		}
+	}
+	if given != 1 {
+		return usagef("give one of --tokens, --tokens-file and --local-hashes")
+	}
+	var err error
+	switch {
+	case c.locals != "":
+		c.req.LocalHashes, err = numbers(strings.NewReader(c.locals), 64, func(v uint64) uint64 { return v })
+	case c.tokens != "":
+		c.req.Tokens, err = numbers(strings.NewReader(c.tokens), 32, func(v uint64) uint32 { return uint32(v) })
+	default:
+		in := con.in
+		if c.tokensFile != "-" {
+			f, err := os.Open(c.tokensFile)
+			if err != nil {
+				return usageError{err}
+			}
+			defer f.Close()
+			in = f
+		}
+		c.req.Tokens, err = numbers(in, 32, func(v uint64) uint32 { return uint32(v) })
+	}
+	if err != nil {
+		return usageError{err}
+	}
+	c.req.BlockSize = c.blockSize
+	cl, err := query.Dial(c.address, c.timeout)
+	if err != nil {
+		return usageError{err}
+	}
+	defer cl.Close()
+	start := time.Now()
+	answer, err := cl.Match(ctx, &c.req)
+	if err != nil {
+		return askError(c.address, err)
+	}
+	if c.output == "json" {
+		_, err = fmt.Fprintf(con.out, "%s\n", query.AppendJSON(nil, answer))
+		return err
+	}
+	return printMatch(con, answer, c.req.TopK > 0, time.Since(start))
+}
+
+// numbers reads numbers of that many bits, apart by commas and white space.
+func numbers[T any](r io.Reader, bits int, conv func(uint64) T) ([]T, error) {
+	var out []T
+	sc := bufio.NewScanner(r)
+	sc.Split(splitNumbers)
+	for sc.Scan() {
+		v, err := strconv.ParseUint(sc.Text(), 10, bits)
+		if err != nil {
+			return nil, fmt.Errorf("number %d: %q: %w", len(out)+1, sc.Text(), errors.Unwrap(err))
+		}
+		out = append(out, conv(v))
+	}
+	return out, sc.Err()
+}
+
+// splitNumbers is bufio.ScanWords for which a comma, and a list's brackets, are
+// white space.
+func splitNumbers(data []byte, atEOF bool) (int, []byte, error) {
+	between := func(b byte) bool { return strings.IndexByte(" \t\r\n,[]", b) >= 0 }
+	start := 0
+	for start < len(data) && between(data[start]) {
+		start++
+	}
+	for i := start; i < len(data); i++ {
+		if between(data[i]) {
+			return i + 1, data[start:i], nil
+		}
+	}
+	if atEOF && start < len(data) {
+		return len(data), data[start:], nil
+	}
+	return start, nil, nil
+}
+
+func printMatch(con *console, a *pb.MatchResponse, ordered bool, took time.Duration) error {
+	fmt.Fprintf(con.out, "%d blocks of %d tokens, %d workers hold some (%v)\n", a.Blocks, a.BlockSize, len(a.Matches), took.Round(10*time.Microsecond))
+	if a.Partial {
+		fmt.Fprintln(con.out, con.outStyle.yellow("partial: ")+strings.Join(a.Missing, "; "))
+	}
+	if len(a.Matches) == 0 {
+		return nil
+	}
+	if !ordered {
+		slices.SortFunc(a.Matches, func(x, y *pb.WorkerMatch) int {
+			if c := int(y.DepthBlocks) - int(x.DepthBlocks); c != 0 {
+				return c
+			}
+			return strings.Compare(x.Worker, y.Worker)
+		})
+	}
+	var rows [][]string
+	for _, m := range a.Matches {
+		note := ""
+		if m.Incomplete {
+			note = "incomplete"
+		}
+		rows = append(rows, []string{m.Worker, fmt.Sprint(m.DpRank), fmt.Sprint(m.DepthBlocks), fmt.Sprint(m.DepthTokens), milliseconds(m.AgeMs).String(), note})
+	}
+	fmt.Fprintln(con.out)
+	return table(con.out, []string{"worker", "rank", "blocks", "tokens", "heard", ""}, rows)
+}
