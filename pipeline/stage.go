@@ -225,10 +225,14 @@ func (s *Stage) live(n int32) bool {
 // snapshot topic, which partitions' snapshots this instance writes.
 func (s *Stage) followDuty(ctx context.Context) {
 	duty, err := snapshot.NewDuty(snapshot.DutyConfig{
-		Group:  s.cfg.Group,
-		Topic:  s.cfg.SnapshotTopic,
-		Opts:   s.cfg.kafka("duty"),
-		Logger: s.log,
+		Group: s.cfg.Group,
+		Topic: s.cfg.SnapshotTopic,
+		Opts:  s.cfg.kafka("duty"),
+		// The least that brokers allow by default: after a kill -9 nobody
+		// writes snapshots for as long. Two that both believe to have the duty
+		// do no harm, since one of them is fenced.
+		SessionTimeout: 6 * time.Second,
+		Logger:         s.log,
 	})
 	if err != nil {
 		s.log.Error("snapshots are not written by this instance", "error", err)
