@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 
 	pb "kvindex/pipeline/query/kvindexpb"
@@ -22,12 +23,19 @@ type Client struct {
 }
 
 // Dial returns a Client of the instance at addr (host:port, plaintext). It does
-// not connect before the first call. timeout is for calls whose context has no
+// not connect before the first call. While the instance is away calls fail at
+// once; within a second or so of its return they succeed again. timeout is for calls whose context has no
 // deadline; 0 means 5 s.
 func Dial(addr string, timeout time.Duration) (*Client, error) {
 	setDefault(&timeout, 5*time.Second)
 	conn, err := grpc.NewClient(addr,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		// gRPC's own waits up to two minutes between attempts: too long for a
+		// router whose index has just restarted.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
+			MinConnectTimeout: time.Second,
+		}),
 		// A listing of 100,000 worker-ranks is longer than gRPC's 4 MiB.
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
 	if err != nil {
