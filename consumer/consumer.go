@@ -23,6 +23,10 @@ type Handler interface {
 	// next is the partition's position after them. There may be none, when
 	// only the position moved.
 	Apply(records []*kgo.Record, next int64)
+	// Current says that everything that was committed to the partition at that
+	// moment has been applied. While brokers do not answer, or the partition is
+	// behind, it is not called.
+	Current(at time.Time)
 	// Tick is called between batches, about every Config.Tick.
 	Tick(now time.Time)
 	// Drop forgets everything: what was read is no longer the log's. The next
@@ -258,10 +262,11 @@ func (c *Consumer) look(ctx, drain context.Context, wg *sync.WaitGroup) error {
 	}
 	reqCtx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
+	asked := time.Now()
 	bounds, err := ListBounds(reqCtx, c.cfg.Client, c.cfg.Topic, numbers)
 	for _, p := range c.Partitions() {
 		if b, ok := bounds[p.Number]; ok {
-			p.ended(b.End)
+			p.ended(ending{b.End, asked})
 		}
 	}
 	return err

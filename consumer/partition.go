@@ -18,7 +18,7 @@ type Partition struct {
 	handler Handler
 	batches chan batch    // fetched, not yet applied; the poll goroutine is the only sender
 	resets  chan error    // at most one waiting: why to restore again
-	endings chan struct{} // wakes the goroutine when end moved while nothing is fetched
+	endings chan ending   // at most one waiting: the newest look at where the log ends
 
 	state    atomic.Int32
 	position atomic.Int64 // next offset to apply
@@ -36,6 +36,12 @@ type batch struct {
 	end     int64 // last stable offset when they were fetched
 }
 
+// ending is where the log ended at a moment.
+type ending struct {
+	offset int64 // last stable offset
+	at     time.Time
+}
+
 func newPartition(c *Consumer, n int32) *Partition {
 	return &Partition{
 		Number:  n,
@@ -43,7 +49,7 @@ func newPartition(c *Consumer, n int32) *Partition {
 		handler: c.cfg.Handler(n),
 		batches: make(chan batch, c.cfg.Buffer),
 		resets:  make(chan error, 1),
-		endings: make(chan struct{}, 1),
+		endings: make(chan ending, 1),
 	}
 }
 
@@ -180,7 +186,10 @@ func (p *Partition) read(ctx context.Context) error {
 			if p.Paused() && len(p.batches) <= cap(p.batches)/4 {
 				p.resume()
 			}
-		case <-p.endings:
+		case e := <-p.endings:
+			if p.position.Load() >= e.offset {
+				p.handler.Current(e.at)
+			}
 			p.advance()
 		case now := <-tick.C:
 			p.handler.Tick(now)
@@ -258,13 +267,14 @@ func (p *Partition) fetchFailed(err error) {
 	log.Warn("fetching failed, trying again", "error", err)
 }
 
-// ended is told the last stable offset.
-func (p *Partition) ended(end int64) {
-	p.raiseEnd(end)
+// ended is told where the log ends. Only the watch goroutine calls it.
+func (p *Partition) ended(e ending) {
+	p.raiseEnd(e.offset)
 	select {
-	case p.endings <- struct{}{}:
+	case <-p.endings: // an older one that was not looked at
 	default:
 	}
+	p.endings <- e
 }
 
 func (p *Partition) raiseEnd(end int64) {

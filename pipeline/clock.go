@@ -11,11 +11,15 @@ const never = math.MaxInt64
 
 // brokerClock is the broker's clock as one partition's records tell it: the
 // newest timestamp, plus what went by here since it arrived. It never compares
-// the broker's clock with this machine's. Only the partition's goroutine sets
-// it.
+// the broker's clock with this machine's.
+//
+// It stands still while it is not known that everything committed has been
+// applied: when brokers do not answer or the partition is behind, nobody's
+// silence means anything. Only the partition's goroutine sets it.
 type brokerClock struct {
-	newest atomic.Int64 // unix milliseconds
-	at     atomic.Int64 // when it arrived, in nanoseconds since epoch0
+	newest  atomic.Int64 // unix milliseconds
+	at      atomic.Int64 // when it arrived, in nanoseconds since epoch0
+	current atomic.Int64 // when everything committed was last known to be applied, likewise
 }
 
 // epoch0 gives monotonic readings that fit an atomic.
@@ -28,13 +32,17 @@ func (c *brokerClock) heard(timestamp int64, arrived time.Time) {
 	}
 }
 
+// upTo says that everything committed at that moment has been applied.
+func (c *brokerClock) upTo(at time.Time) { c.current.Store(int64(at.Sub(epoch0))) }
+
 // now returns the broker's time, in unix milliseconds, at this machine's now.
 func (c *brokerClock) now(now time.Time) int64 {
 	newest := c.newest.Load()
 	if newest == 0 {
 		return 0
 	}
-	return newest + max(0, int64(now.Sub(epoch0))-c.at.Load())/int64(time.Millisecond)
+	known := min(int64(now.Sub(epoch0)), c.current.Load())
+	return newest + max(0, known-c.at.Load())/int64(time.Millisecond)
 }
 
 // age returns how long ago, by the broker's clock, a timestamp was.
@@ -45,4 +53,5 @@ func (c *brokerClock) age(timestamp int64, now time.Time) time.Duration {
 func (c *brokerClock) reset() {
 	c.newest.Store(0)
 	c.at.Store(0)
+	c.current.Store(0)
 }

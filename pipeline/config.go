@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"regexp"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -21,7 +22,7 @@ type Config struct {
 	Topic         string   // events
 	SnapshotTopic string   // compacted, with at least as many partitions; "" runs without snapshots
 	Group         string   // names the floor's committed offset, the snapshot duty's group and the transactional ids
-	Instance      string   // this process in status, logs and client ids
+	Instance      string   // this instance in status, logs, client ids and the snapshot duty: the same after a restart, no other's; "": host name and gRPC port
 	Version       string   // of the build, for status and telemetry
 
 	Models    []ModelConfig // if not empty, records of others are refused
@@ -61,16 +62,11 @@ type ModelConfig struct {
 
 // DefaultConfig returns the defaults.
 func DefaultConfig() Config {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "kvindex"
-	}
 	return Config{
 		Brokers:        []string{"127.0.0.1:9092"},
 		Topic:          "kv-events",
 		SnapshotTopic:  "kv-snapshots",
 		Group:          "kvindex",
-		Instance:       fmt.Sprintf("%s-%d", host, os.Getpid()),
 		MaxModels:      256,
 		JumpSize:       32,
 		SnapshotMaxAge: 5 * time.Minute,
@@ -87,9 +83,28 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate says all that is wrong with the settings, each with its name as a
-// flag.
+// instanceName is what Kafka allows as a static group member's name.
+var instanceName = regexp.MustCompile(`^[A-Za-z0-9._-]{1,200}$`)
+
+// setDefaults fills in what depends on other settings.
+func (c *Config) setDefaults() {
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.Instance == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			host = "kvindex"
+		}
+		_, port, _ := net.SplitHostPort(c.GRPCListen)
+		c.Instance = host + "-" + port
+	}
+}
+
+// Validate fills in what depends on other settings and says all that is wrong,
+// each with its name as a flag.
 func (c *Config) Validate() error {
+	c.setDefaults()
 	var errs []error
 	bad := func(ok bool, format string, args ...any) {
 		if !ok {
@@ -104,6 +119,7 @@ func (c *Config) Validate() error {
 	bad(c.Topic != "", "topic: must not be empty")
 	bad(c.Topic != c.SnapshotTopic, "snapshot-topic: must not be the events topic %q", c.Topic)
 	bad(c.Group != "", "group: must not be empty")
+	bad(instanceName.MatchString(c.Instance), "instance: %q, must be 1 to 200 letters, digits, '.', '_' or '-'", c.Instance)
 	bad(c.MaxModels > 0, "max-models: %d, must be above 0", c.MaxModels)
 	bad(len(c.Models) <= c.MaxModels, "model: %d given, max-models is %d", len(c.Models), c.MaxModels)
 	for _, m := range c.Models {

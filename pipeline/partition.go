@@ -77,6 +77,9 @@ func (p *partition) Apply(records []*kgo.Record, next int64) {
 	p.position = next
 }
 
+// Current implements consumer.Handler.
+func (p *partition) Current(at time.Time) { p.clock.upTo(at) }
+
 // Tick implements consumer.Handler.
 func (p *partition) Tick(now time.Time) {
 	for _, w := range p.workers {

@@ -57,9 +57,6 @@ const (
 
 // New makes a stage of valid settings. It connects to nothing.
 func New(cfg Config) (*Stage, error) {
-	if cfg.Logger == nil {
-		cfg.Logger = slog.Default()
-	}
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}

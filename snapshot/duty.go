@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
@@ -17,6 +18,11 @@ type DutyConfig struct {
 	Group string // of the stage; the duty's own is "<group>-snapshot"
 	Topic string // of the snapshots, whose partitions are dealt
 	Opts  []kgo.Opt
+	// Instance, if not empty, is this instance's name in the group (static
+	// membership), of letters, digits, '.', '_' and '-'. Started again under
+	// the same name after a crash, it has its partitions back at once instead
+	// of after SessionTimeout.
+	Instance string
 	// SessionTimeout is how long a dead instance keeps its partitions: 0 means
 	// 10 s. Brokers refuse less than their group.min.session.timeout.ms.
 	SessionTimeout time.Duration
@@ -35,11 +41,13 @@ type DutyEvent struct {
 // Duty is an instance's membership in the group that deals the partitions of
 // the snapshot topic. No records flow: the topic is paused.
 type Duty struct {
-	cl     *kgo.Client
-	events chan DutyEvent
-	wake   chan struct{}
-	stop   chan struct{}
-	done   chan struct{}
+	cl       *kgo.Client
+	group    string
+	instance string
+	events   chan DutyEvent
+	wake     chan struct{}
+	stop     chan struct{}
+	done     chan struct{}
 
 	mu    sync.Mutex
 	queue []DutyEvent // filled by the client's callbacks, which must not block
@@ -54,10 +62,12 @@ func NewDuty(cfg DutyConfig) (*Duty, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	d := &Duty{
-		events: make(chan DutyEvent),
-		wake:   make(chan struct{}, 1),
-		stop:   make(chan struct{}),
-		done:   make(chan struct{}),
+		group:    cfg.Group + "-snapshot",
+		instance: cfg.Instance,
+		events:   make(chan DutyEvent),
+		wake:     make(chan struct{}, 1),
+		stop:     make(chan struct{}),
+		done:     make(chan struct{}),
 	}
 	on := func(assigned, lost bool) func(context.Context, *kgo.Client, map[string][]int32) {
 		return func(_ context.Context, _ *kgo.Client, parts map[string][]int32) {
@@ -68,7 +78,7 @@ func NewDuty(cfg DutyConfig) (*Duty, error) {
 		}
 	}
 	opts := append(append([]kgo.Opt(nil), cfg.Opts...),
-		kgo.ConsumerGroup(cfg.Group+"-snapshot"),
+		kgo.ConsumerGroup(d.group),
 		kgo.ConsumeTopics(cfg.Topic),
 		kgo.Balancers(kgo.CooperativeStickyBalancer()),
 		kgo.ConsumeResetOffset(kgo.NewOffset().AtEnd()),
@@ -79,9 +89,12 @@ func NewDuty(cfg DutyConfig) (*Duty, error) {
 		kgo.OnPartitionsRevoked(on(false, false)),
 		kgo.OnPartitionsLost(on(false, true)),
 	)
+	if cfg.Instance != "" {
+		opts = append(opts, kgo.InstanceID(cfg.Instance))
+	}
 	cl, err := kgo.NewClient(opts...)
 	if err != nil {
-		return nil, fmt.Errorf("snapshot duty: group %s-snapshot: %w", cfg.Group, err)
+		return nil, fmt.Errorf("snapshot duty: group %s: %w", d.group, err)
 	}
 	cl.PauseFetchTopics(cfg.Topic)
 	d.cl = cl
@@ -92,10 +105,20 @@ func NewDuty(cfg DutyConfig) (*Duty, error) {
 // Events returns what happens, in order. It is closed by Close.
 func (d *Duty) Events() <-chan DutyEvent { return d.events }
 
+// leaveTimeout bounds the wait for a broker that is away when a Duty closes.
+const leaveTimeout = 2 * time.Second
+
 // Close leaves the group and returns when no event comes any more. It waits
 // for nobody to take the last ones.
 func (d *Duty) Close() {
-	d.cl.Close() // leaves the group
+	if d.instance != "" {
+		// A named member that closes is only gone after its session: it might
+		// come back. This one gives its partitions to the others now.
+		ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
+		_, _ = kadm.NewClient(d.cl).LeaveGroup(ctx, kadm.LeaveGroup(d.group).Reason("stopping").InstanceIDs(d.instance))
+		cancel()
+	}
+	d.cl.Close() // a nameless member leaves by this
 	close(d.stop)
 	<-d.done
 }

@@ -41,7 +41,7 @@ func serveCommand() command {
 			topicFlag(fs, &cfg.Topic)
 			fs.StringVar(&cfg.SnapshotTopic, "snapshot-topic", cfg.SnapshotTopic, "`topic` of the snapshots; empty runs without: a restart then replays all events")
 			groupFlag(fs, &cfg.Group)
-			fs.StringVar(&cfg.Instance, "instance", cfg.Instance, "this instance's `name` in status, logs and telemetry")
+			fs.StringVar(&cfg.Instance, "instance", cfg.Instance, "this instance's `name`: the same after a restart, no other's (default: host name and gRPC port)")
 			fs.StringVar(&cfg.GRPCListen, "grpc-listen", cfg.GRPCListen, "answer gRPC on `host:port`")
 			fs.StringVar(&cfg.HTTPListen, "http-listen", cfg.HTTPListen, "answer HTTP (JSON API, health, metrics) on `host:port`")
 			fs.Var((*modelsFlag)(&cfg.Models), "model", "serve only this model, `name:block-size[:hasher]`; can be given several times (default: all that appear)")
