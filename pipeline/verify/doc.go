@@ -44,6 +44,8 @@
 // result does not depend on the order in which partitions are read.
 //
 // It serves every model; one that the stage is set not to serve has to be left
-// out of a comparison. The one thing it does not follow is a worker whose ranks are at different
-// epochs on different partitions: each counts with its partition's newest.
+// out of a comparison. Two things are not followed to the letter, since in the
+// stage too they depend on the order of reading: a worker with one rank refused
+// on a partition that another of its ranks then brings the worker to, and one
+// that comes back with an older epoch after it was forgotten elsewhere.
 package verify

@@ -44,7 +44,8 @@ type rank struct {
 	WorkerRank
 	identity
 	epoch      int64
-	began      int64 // timestamp of the epoch's first record, or of the last clear of all tiers
+	since      int64 // timestamp of the epoch's first record
+	began      int64 // of that, or of the last clear of all tiers
 	seq        int64
 	incomplete bool
 	retired    bool
@@ -61,13 +62,14 @@ type identity struct {
 	hasher    string
 }
 
-// claim is a partition's hold on a worker.
+// claim is what a partition's claim to a worker rests on: an epoch that was the
+// newest there when it began.
 type claim struct {
 	partition int32
-	epoch     int64 // newest there
+	epoch     int64
 	since     int64 // timestamp of the first record of epoch
 	last      int64 // timestamp of the last record of epoch
-	until     int64 // when the partition had forgotten all of its ranks
+	until     int64 // when the partition had forgotten all of the worker's ranks
 }
 
 // New returns an empty Oracle. grace is how long a worker-rank may be silent
@@ -157,7 +159,7 @@ func (o *Oracle) partition(n int32) *partition {
 }
 
 func (r *rank) begin(epoch int64, id identity, timestamp int64) {
-	*r = rank{WorkerRank: r.WorkerRank, identity: id, epoch: epoch, began: timestamp, seq: -1, heard: r.heard}
+	*r = rank{WorkerRank: r.WorkerRank, identity: id, epoch: epoch, since: timestamp, began: timestamp, seq: -1, heard: r.heard}
 	r.clear()
 }
 
@@ -209,18 +211,19 @@ func (o *Oracle) expire(number int32, p *partition, now int64) {
 
 // claim notes that the partition saw a record of the worker's epoch.
 func (o *Oracle) claim(worker string, partition int32, epoch, timestamp int64) {
+	newest := int64(math.MinInt64)
 	for _, c := range o.claims[worker] {
-		if c.partition == partition && c.until == math.MaxInt64 {
-			if epoch > c.epoch {
-				c.epoch, c.since = epoch, timestamp
-			}
-			if epoch == c.epoch {
-				c.last = timestamp
-			}
-			return
+		if c.partition != partition || c.until != math.MaxInt64 {
+			continue
 		}
+		if c.epoch == epoch {
+			c.last = timestamp
+		}
+		newest = max(newest, c.epoch)
 	}
-	o.claims[worker] = append(o.claims[worker], &claim{partition, epoch, timestamp, timestamp, math.MaxInt64})
+	if epoch > newest || newest == math.MinInt64 {
+		o.claims[worker] = append(o.claims[worker], &claim{partition, epoch, timestamp, timestamp, math.MaxInt64})
+	}
 }
 
 // sequence decides by a record's seq, and applies it.

@@ -180,6 +180,8 @@ func TestRecords(t *testing.T) {
 		{"of equal age, the lower partition", []step{{partition: 1, events: events(root(2))}, {events: events(root(4))}}, want{depth: 4, incomplete: true}},
 		{"clear after a rival", []step{{at: 1, events: events(root(2))}, {partition: 1, at: 2, events: events(root(4))}, {at: 3, seq: 1, events: events(cleared, root(3))}}, want{depth: 3}},
 		{"an older epoch elsewhere harms nobody", []step{{epoch: 1, events: events(root(2))}, {partition: 1, events: events(root(4))}}, want{depth: 2}},
+		{"refused while the worker was elsewhere", []step{{partition: 1, at: 1, rank: 1, epoch: 4}, {at: 2, epoch: 3, events: events(root(4))}, {at: 3, rank: 1, epoch: 5}}, want{}},
+		{"what was refused elsewhere displaces nothing", []step{{at: 1, epoch: 4, events: events(root(4))}, {at: 2, rank: 1, epoch: 5}, {partition: 1, at: 3, epoch: 5, events: events(root(2))}}, want{depth: 4, incomplete: true}},
 		{"moves back once forgotten", []step{{epoch: 1, events: events(root(4))}, {worker: "v", at: 2 * grace, events: events(cleared)}, {partition: 1, at: 3 * grace, events: events(root(2))}}, want{depth: 2, count: "forgotten"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

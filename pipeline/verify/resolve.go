@@ -45,7 +45,8 @@ func (o *Oracle) resolve() *resolution {
 	o.resolved = new(resolution)
 	for number, p := range o.partitions {
 		for wr, r := range p.ranks {
-			if own := o.owner(wr.Worker); own != nil && own.partition == number {
+			own := o.owner(wr.Worker)
+			if own != nil && own.partition == number && !o.refused(wr.Worker, r, number) {
 				o.resolved.ranks = append(o.resolved.ranks, owned{r, number, r.incomplete || !r.retired && o.rivalled(wr.Worker, own, r)})
 			}
 		}
@@ -57,17 +58,33 @@ func (o *Oracle) resolve() *resolution {
 }
 
 // owner returns the claim that holds the worker, nil if none does.
-func (o *Oracle) owner(worker string) *claim {
-	claims := o.claims[worker]
-	for _, c := range claims {
-		beaten := slices.ContainsFunc(claims, func(d *claim) bool {
-			return d.partition != c.partition && d.beats(c) && d.until > c.since
-		})
-		if c.until == math.MaxInt64 && !beaten {
-			return c
+func (o *Oracle) owner(worker string) (best *claim) {
+	for _, c := range o.claims[worker] {
+		if c.until == math.MaxInt64 && !o.beaten(worker, c) && (best == nil || c.beats(best)) {
+			best = c
 		}
 	}
-	return nil
+	return best
+}
+
+// beaten reports whether another partition had a better claim when, or after, c
+// began.
+func (o *Oracle) beaten(worker string, c *claim) bool {
+	return slices.ContainsFunc(o.claims[worker], func(d *claim) bool {
+		return d.partition != c.partition && d.beats(c) && d.until > c.since
+	})
+}
+
+// refused reports whether the rank's epoch was refused although the worker is
+// the partition's by now: because it was another's when, or after, it began.
+func (o *Oracle) refused(worker string, r *rank, partition int32) bool {
+	began := &claim{partition: partition, epoch: r.epoch, since: r.since}
+	return slices.ContainsFunc(o.claims[worker], func(d *claim) bool {
+		return d.partition != partition && d.beats(began) && d.until > r.since &&
+			!slices.ContainsFunc(o.claims[worker], func(e *claim) bool { // d itself was refused
+				return e.partition != d.partition && e.beats(d) && e.since <= d.since && d.since < e.until
+			})
+	})
 }
 
 func (c *claim) beats(d *claim) bool {
