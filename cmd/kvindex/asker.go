@@ -7,46 +7,28 @@ import (
 	"slices"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 
 	"kvindex/cmd/kvindex/fleet"
-	"kvindex/pipeline/query/kvindexpb"
+	"kvindex/pipeline/query"
+	pb "kvindex/pipeline/query/kvindexpb"
 )
-
-// dialStage prepares a connection to a stage. Nothing is sent yet; a connection
-// that is lost comes back on its own, and until then calls fail at once.
-func dialStage(address string) (*grpc.ClientConn, error) {
-	conn, err := grpc.NewClient(address,
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff:           backoff.Config{BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: time.Second},
-			MinConnectTimeout: time.Second,
-		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
-	if err != nil {
-		return nil, usagef("query address %s: %w", address, err)
-	}
-	return conn, nil
-}
 
 // asker asks for the depths of one fleet's workers. One goroutine uses it.
 type asker struct {
-	stage   kvindexpb.KVIndexClient
+	stage   *query.Client
 	timeout time.Duration
 	worker  map[string]int
-	request kvindexpb.MatchRequest
+	request pb.MatchRequest
 
 	failed  int
 	lastErr error           // of the last query, nil if it was answered
 	took    []time.Duration // of each answered query
 }
 
-func newAsker(conn *grpc.ClientConn, cfg fleet.ProducerConfig, timeout time.Duration) *asker {
-	a := &asker{stage: kvindexpb.NewKVIndexClient(conn), timeout: timeout, worker: map[string]int{}}
+func newAsker(stage *query.Client, cfg fleet.ProducerConfig, timeout time.Duration) *asker {
+	a := &asker{stage: stage, timeout: timeout, worker: map[string]int{}}
 	for i, name := range cfg.Workers {
 		a.worker[name] = i
 	}
@@ -66,7 +48,7 @@ func (a *asker) depths(ctx context.Context, dst []int, p fleet.Prompt) []int {
 	start := time.Now()
 	answer, err := a.stage.Match(ctx, &a.request)
 	if status.Code(err) == codes.NotFound {
-		answer, err = &kvindexpb.MatchResponse{}, nil // no worker of the model is known yet: nobody holds anything
+		answer, err = &pb.MatchResponse{}, nil // no worker of the model is known yet: nobody holds anything
 	}
 	a.lastErr = err
 	if err != nil {

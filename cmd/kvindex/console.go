@@ -30,6 +30,7 @@ func newConsole(in, out, err *os.File) *console {
 type style struct {
 	terminal bool // lines may be written over
 	colour   bool
+	width    func() int // of the terminal, in columns
 }
 
 // styleOf uses colour on terminals only, unless NO_COLOR is set (to anything).
@@ -37,7 +38,14 @@ func styleOf(f *os.File) style {
 	if !term.IsTerminal(int(f.Fd())) {
 		return style{}
 	}
-	return style{terminal: true, colour: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+	width := func() int {
+		w, _, err := term.GetSize(int(f.Fd()))
+		if err != nil || w <= 0 {
+			return 80
+		}
+		return w
+	}
+	return style{terminal: true, colour: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb", width: width}
 }
 
 func (s style) paint(code, text string) string {

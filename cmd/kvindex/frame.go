@@ -52,6 +52,7 @@ type command struct {
 	flags   func(*pflag.FlagSet)
 	run     func(ctx context.Context, con *console, args []string) error
 	sub     []command // instead of run
+	hidden  bool      // from help
 }
 
 const envPrefix = "KVINDEX"
@@ -156,7 +157,7 @@ func (f *frame) root(cmds []command) *cobra.Command {
 
 // cobra makes a command what the library wants.
 func (f *frame) cobra(c command) *cobra.Command {
-	cc := &cobra.Command{Use: c.use, Short: c.short, Long: c.long, Example: c.example, Args: c.args}
+	cc := &cobra.Command{Use: c.use, Short: c.short, Long: c.long, Example: c.example, Args: c.args, Hidden: c.hidden}
 	if c.flags != nil {
 		cc.Flags().SortFlags = false
 		c.flags(cc.Flags())

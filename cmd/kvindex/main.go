@@ -12,6 +12,8 @@ import (
 // commands are those of the command line, in the order that help lists them.
 func commands() []command {
 	return []command{
+		demoCommand(),
+		stageCommand(),
 		serveCommand(),
 		replayCommand(),
 		queryCommand(),

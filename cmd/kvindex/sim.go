@@ -11,10 +11,10 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
-	"google.golang.org/grpc"
 
 	"kvindex/cmd/kvindex/fleet"
 	"kvindex/index"
+	"kvindex/pipeline/query"
 )
 
 // The ways to route requests.
@@ -68,8 +68,7 @@ type sim struct {
 	router   *fleet.Router
 	rng      *rand.Rand
 	producer *fleet.Producer
-	conn     *grpc.ClientConn // nil unless the index routes
-	asker    *asker           // same
+	asker    *asker // nil unless the index routes
 	depth    []int
 
 	epoch   int64
@@ -121,17 +120,18 @@ func newSim(cl *kgo.Client, topic string, cfg simConfig) (*sim, error) {
 		started:  now,
 	}
 	if cfg.route == routeIndex {
-		if s.conn, err = dialStage(cfg.queryAddress); err != nil {
-			return nil, err
+		stage, err := query.Dial(cfg.queryAddress, 0)
+		if err != nil {
+			return nil, usageError{err}
 		}
-		s.asker = newAsker(s.conn, pc, cfg.queryTimeout)
+		s.asker = newAsker(stage, pc, cfg.queryTimeout)
 	}
 	return s, nil
 }
 
 func (s *sim) close() {
-	if s.conn != nil {
-		s.conn.Close()
+	if s.asker != nil {
+		s.asker.stage.Close()
 	}
 }
 

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	"google.golang.org/grpc/status"
 
 	"kvindex/pipeline/query"
 	pb "kvindex/pipeline/query/kvindexpb"
@@ -65,12 +64,6 @@ it cannot be asked.`,
 			return err
 		},
 	}
-}
-
-// askError says what a stage answered instead, without gRPC's own words.
-func askError(address string, err error) error {
-	st := status.Convert(err)
-	return fmt.Errorf("stage at %s: %s (%s)", address, st.Message(), st.Code())
 }
 
 func milliseconds(ms int64) time.Duration { return time.Duration(ms) * time.Millisecond }

@@ -4,14 +4,12 @@ package main
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -127,20 +125,22 @@ func (c *verifyConfig) report(con *console, res verification) error {
 
 // verifier compares one stage with its topic.
 type verifier struct {
-	opts   []kgo.Opt // to reach the brokers
-	cl     *kgo.Client
-	adm    *kadm.Client
-	stage  *query.Client
-	oracle *verify.Oracle
-	read   map[int32]int64 // the oracle's offsets; nil before it has read anything
-	rng    *rand.Rand
+	opts    []kgo.Opt // to reach the brokers
+	cl      *kgo.Client
+	adm     *kadm.Client
+	address string
+	stage   *query.Client
+	oracle  *verify.Oracle
+	read    map[int32]int64 // the oracle's offsets; nil before it has read anything
+	rng     *rand.Rand
 }
 
 func newVerifier(brokers []string, address string, grace time.Duration, seed uint64) (*verifier, error) {
 	v := &verifier{
-		opts:   []kgo.Opt{kgo.SeedBrokers(brokers...)},
-		oracle: verify.New(grace),
-		rng:    rand.New(rand.NewPCG(seed, 0x766572696679)),
+		opts:    []kgo.Opt{kgo.SeedBrokers(brokers...)},
+		address: address,
+		oracle:  verify.New(grace),
+		rng:     rand.New(rand.NewPCG(seed, 0x766572696679)),
 	}
 	var err error
 	if v.cl, err = kafkaClient(brokers); err != nil {
@@ -219,85 +219,38 @@ func (v *verifier) verify(ctx context.Context, n int) (verification, error) {
 // catchUp returns once the stage is ready and has applied all there is, and the
 // oracle too.
 func (v *verifier) catchUp(ctx context.Context) (*pb.StatusResponse, error) {
-	for {
-		status, problem, err := v.tryCatchUp(ctx)
-		if err == nil && problem == "" {
-			return status, nil
-		}
-		if err != nil && ctx.Err() == nil {
-			return nil, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, fmt.Errorf("%s: %w", cmp.Or(problem, "waiting for the stage"), ctx.Err())
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
-}
-
-// tryCatchUp is one attempt; problem says what is not there yet.
-func (v *verifier) tryCatchUp(ctx context.Context) (_ *pb.StatusResponse, problem string, _ error) {
-	status, err := v.stage.Status(ctx)
+	status, ends, err := stageAtEnd(ctx, v.address, v.stage, v.adm)
 	if err != nil {
-		return nil, askError("", err).Error(), nil // it may be starting
-	}
-	if !status.Ready {
-		return nil, "the stage is not ready: " + strings.Join(status.Missing, "; "), nil
+		return nil, err
 	}
 	topic := status.Events.GetName()
-	ends, err := v.ends(ctx, topic)
-	if err != nil {
-		return nil, "", err
-	}
-	for _, p := range status.Partitions {
-		if p.Position != ends[p.Partition] {
-			return nil, fmt.Sprintf("topic %s partition %d: the stage is at %d, the end is %d", topic, p.Partition, p.Position, ends[p.Partition]), nil
-		}
-	}
-	if len(status.Partitions) != len(ends) {
-		return nil, fmt.Sprintf("topic %s has %d partitions, the stage reads %d", topic, len(ends), len(status.Partitions)), nil
-	}
 	if v.read == nil {
 		starts, err := v.adm.ListStartOffsets(ctx, topic)
 		if err == nil {
 			err = starts.Error()
 		}
 		if err != nil {
-			return nil, "", fmt.Errorf("topic %s: %w", topic, err)
+			return nil, fmt.Errorf("topic %s: %w", topic, err)
 		}
 		for p := range ends {
 			if s, _ := starts.Lookup(topic, p); s.Offset > 0 {
-				return nil, "", fmt.Errorf("topic %s partition %d: the log begins at %d: what was before cannot be checked", topic, p, s.Offset)
+				return nil, fmt.Errorf("topic %s partition %d: the log begins at %d: what was before cannot be checked", topic, p, s.Offset)
 			}
 		}
 	}
 	if !maps.Equal(v.read, ends) {
 		if err := v.oracle.Read(ctx, v.opts, topic, v.read, ends); err != nil {
-			return nil, "", err
+			return nil, err
 		}
 		v.read = ends
 	}
-	return status, "", nil
-}
-
-// ends are the topic's last stable offsets.
-func (v *verifier) ends(ctx context.Context, topic string) (map[int32]int64, error) {
-	listed, err := v.adm.ListCommittedOffsets(ctx, topic)
-	if err == nil {
-		err = listed.Error()
-	}
-	if err != nil {
-		return nil, fmt.Errorf("topic %s: %w", topic, err)
-	}
-	ends := map[int32]int64{}
-	listed.Each(func(o kadm.ListedOffset) { ends[o.Partition] = o.Offset })
-	return ends, nil
+	return status, nil
 }
 
 // quiet reports whether nothing has arrived since the oracle last read. Then
 // whatever the stage answered meanwhile was of these offsets.
 func (v *verifier) quiet(ctx context.Context, topic string) (bool, error) {
-	ends, err := v.ends(ctx, topic)
+	ends, err := topicEnds(ctx, v.adm, topic)
 	return maps.Equal(ends, v.read), err
 }
 

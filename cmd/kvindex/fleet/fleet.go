@@ -53,6 +53,9 @@ func (f *Fleet) Serve(worker int, p Prompt) Served {
 	return s
 }
 
+// Depth returns how many leading blocks of a prompt a worker holds.
+func (f *Fleet) Depth(worker int, p Prompt) int { return f.caches[worker].Depth(p.Seqs) }
+
 // Depths says how many leading blocks of a prompt each worker holds, appending
 // to dst: what an index that is never late would answer.
 func (f *Fleet) Depths(dst []int, p Prompt) []int {
