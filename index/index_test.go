@@ -238,10 +238,10 @@ func TestFindHoldsBackSlotReuse(t *testing.T) {
 	before := current
 	var r index.Result
 	x.Find(&index.Query{Locals: a}, &r)
-	<-ended
 	if searches != 4 {
-		t.Errorf("%d searches, want 4", searches)
+		t.Fatalf("%d searches, want 4", searches)
 	}
+	<-ended
 	if len(r.Matches) > 1 || len(r.Matches) == 1 && (r.Matches[0].Worker == before || r.Matches[0].Depth != 10) {
 		t.Errorf("got %v", r.Matches)
 	}

@@ -39,6 +39,16 @@ type slotWriter struct {
 	trunkSeqs   []index.SeqHash
 	twinSeqs    []index.SeqHash
 	fail        func(format string, args ...any)
+	m           index.SlotMatches
+}
+
+// sees checks that the writer finds what it did itself.
+func (w *slotWriter) sees(query []index.LocalHash) {
+	w.s.Find(query, index.FindOptions{}, &w.m)
+	got, _ := byDepth(&w.m)
+	if want := w.oracle.Depths(query)[w.slot]; got[w.slot] != want {
+		w.fail("slot %d: after its own events it has depth %d, want %d", w.slot, got[w.slot], want)
+	}
 }
 
 func (w *slotWriter) store(locals []index.LocalHash, from, to int) {
@@ -132,6 +142,31 @@ var actors = []actor{
 			w.clear()
 		},
 	}, {
+		name: "has one block for moments", trunk: [2]int{0, 0}, twin: [2]int{0, 0},
+		start: func(w *slotWriter) {},
+		act: func(w *slotWriter) {
+			// Blocks that nobody else has, so that they come and go for all.
+			spot := []index.LocalHash{1, 2}
+			for range 20 {
+				w.store(spot, 0, 2)
+				w.sees(spot)
+				w.remove(index.Chain(nil, spot))
+				w.sees(spot)
+			}
+		},
+	}, {
+		name: "has the same block elsewhere", trunk: [2]int{0, 0}, twin: [2]int{0, 0},
+		start: func(w *slotWriter) {},
+		act: func(w *slotWriter) {
+			spot := []index.LocalHash{3, 2}
+			for range 20 {
+				w.store(spot, 0, 2)
+				w.sees(spot)
+				w.remove(index.Chain(nil, spot))
+				w.sees(spot)
+			}
+		},
+	}, {
 		name: "never changes", trunk: [2]int{trunkLen, trunkLen}, twin: [2]int{fork, fork},
 		start: func(w *slotWriter) { w.store(w.trunk, 0, trunkLen) },
 		act:   func(w *slotWriter) { w.store(w.trunk, 0, trunkLen) },
@@ -176,6 +211,8 @@ func RunConcurrent(t *testing.T, empty func() index.Structure) {
 					return
 				}
 				actors[i%len(actors)].act(w)
+				w.sees(trunk)
+				w.sees(twin)
 			}
 		})
 	}
