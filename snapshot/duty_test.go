@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -21,9 +22,13 @@ type holder struct {
 	holds map[int32]bool
 }
 
-func newHolder(t *testing.T, w *world) *holder {
+func newHolder(t *testing.T, w *world, change ...func(*DutyConfig)) *holder {
 	t.Helper()
-	d, err := NewDuty(DutyConfig{Group: w.group, Topic: w.topic, Opts: []kgo.Opt{kgo.SeedBrokers(w.b.Brokers()...)}})
+	cfg := DutyConfig{Group: w.group, Topic: w.topic, Opts: []kgo.Opt{kgo.SeedBrokers(w.b.Brokers()...)}}
+	for _, f := range change {
+		f(&cfg)
+	}
+	d, err := NewDuty(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,4 +102,40 @@ func TestDutyCloseUnread(t *testing.T) {
 	for e := range d.Events() {
 		t.Logf("left: %+v", e)
 	}
+}
+
+// A named instance that died has its partitions back when it is started again,
+// long before its session would have ended; one that is stopped gives them up.
+func TestDutyNamed(t *testing.T) {
+	testcontainers.Each(t, func(t *testing.T, b testcontainers.Broker) {
+		w := newWorld(t, b, 4)
+		named := func(instance string) *holder {
+			return newHolder(t, w, func(cfg *DutyConfig) { cfg.Instance, cfg.SessionTimeout = instance, 30*time.Second })
+		}
+		one, two := named("one"), named("two")
+		shared := func() error {
+			if a, b := one.partitions(), two.partitions(); len(a) != 2 || len(b) != 2 {
+				return fmt.Errorf("dealt %v and %v", a, b)
+			}
+			return nil
+		}
+		testcontainers.Eventually(t, longWait, shared)
+		one.d.cl.Close() // dies: a named member does not leave by this
+		had := one.partitions()
+		one = named("one")
+		testcontainers.Eventually(t, longWait, func() error {
+			if got := one.partitions(); !slices.Equal(got, had) {
+				return fmt.Errorf("it holds %v, and held %v", got, had)
+			}
+			return nil
+		})
+		two.d.Close()
+		testcontainers.Eventually(t, longWait, func() error {
+			if got := one.partitions(); len(got) != 4 {
+				return fmt.Errorf("it holds %v, want all 4", got)
+			}
+			return nil
+		})
+		one.d.Close()
+	})
 }

@@ -23,7 +23,8 @@ var (
 	// the snapshot on the topic. Dump it instead.
 	ErrChanged = errors.New("blocks have changed since the snapshot")
 	// ErrFenced: another writer took the duty over, or the broker gave up a
-	// transaction that took too long. This writer is dead.
+	// transaction that took too long, which looks the same. This writer is
+	// dead; an instance that is still meant to write makes a new one after a while.
 	ErrFenced = errors.New("fenced: another writer took over")
 	// ErrSource: the events topic was created anew or has another number of
 	// partitions than this writer was told.

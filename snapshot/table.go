@@ -73,17 +73,6 @@ func (t *Table) Floor() (schemas.Floor, bool) {
 // Bad returns how many records could not be decoded so far.
 func (t *Table) Bad() int { return t.bad }
 
-// PayloadBytes returns the bytes of chunk values that the table holds.
-func (t *Table) PayloadBytes() int64 {
-	var n int64
-	for _, e := range t.entries {
-		for _, v := range e.chunks {
-			n += int64(len(v))
-		}
-	}
-	return n
-}
-
 // DropPayloads frees the chunk values and keeps none from now on. Manifests,
 // the floor and which chunks exist stay: what a Writer needs.
 func (t *Table) DropPayloads() {
