@@ -2,6 +2,8 @@ package index
 
 import (
 	"math/rand/v2"
+	"runtime"
+	"sync"
 	"testing"
 )
 
@@ -75,5 +77,45 @@ func TestHoldersGrowAndShrink(t *testing.T) {
 				t.Fatalf("%d holders are a list", target)
 			}
 		}
+	}
+}
+
+// A place that empties and fills all the time is never lost: whoever is in finds
+// itself, whoever left does not. Run with more goroutines than processors so that
+// they are stopped anywhere.
+func TestPlacesComeAndGo(t *testing.T) {
+	const goroutines, turns = 8, 20_000
+	p := NewPositionalIndex(0)
+	p.addSlot(goroutines - 1)
+	at := place{local: 1, pos: 1}
+	var wg sync.WaitGroup
+	for g := range Slot(goroutines) {
+		wg.Go(func() {
+			seq := SeqHash(1 + g%2) // two blocks at one place
+			in := func() bool {
+				h := p.find(at, seq)
+				set := []uint64{1 << g}
+				return h.missing(set, set, 1) == 0
+			}
+			for turn := range turns {
+				p.publish(at, seq, p.slot(g))
+				if turn%4 == 0 {
+					runtime.Gosched()
+				}
+				if !in() {
+					t.Errorf("slot %d does not find itself", g)
+					return
+				}
+				p.withdraw(at, seq, g)
+				if in() {
+					t.Errorf("slot %d finds itself after it left", g)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n := p.heads.Size() + p.more.Size(); n != 0 {
+		t.Errorf("%d entries are left", n)
 	}
 }
