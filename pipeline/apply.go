@@ -36,8 +36,8 @@ func (p *partition) apply(r *kgo.Record) {
 		return
 	}
 	w := p.workers[string(b.Worker)]
-	if w != nil && w.lost.Load() {
-		p.dropLost(w)
+	if w != nil {
+		w.takeNotice(p)
 	}
 	var k *rank
 	if w != nil {
@@ -67,9 +67,7 @@ func (p *partition) apply(r *kgo.Record) {
 	k.saved.weigh(len(r.Key) + len(r.Value))
 	k.show()
 	p.nextExpiry = min(p.nextExpiry, k.expiry(p.stage.cfg.WorkerGrace.Milliseconds()))
-	if k.worker.rival.Load() {
-		k.incomplete.Store(true)
-	}
+	w.takeNotice(p)
 }
 
 // sane refuses what the schema allows and the contract does not.
@@ -96,7 +94,8 @@ func (p *partition) claim(w *worker, b *schemas.Batch, timestamp int64) *worker 
 	if !known {
 		w = &worker{name: string(b.Worker)}
 	}
-	granted, dropped := p.stage.owners.claim(w.name, claim{partition: p.number, epoch: b.Epoch, since: timestamp, worker: w})
+	renewed := !known || b.Epoch > w.epoch
+	granted, dropped := p.stage.owners.claim(w.name, claim{partition: p.number, epoch: b.Epoch, since: timestamp, worker: w, renewed: renewed})
 	if !granted {
 		return nil
 	}
@@ -107,9 +106,8 @@ func (p *partition) claim(w *worker, b *schemas.Batch, timestamp int64) *worker 
 		p.workers[w.name] = w
 	}
 	w.owned = true
-	if b.Epoch > w.epoch || !known {
+	if renewed {
 		w.epoch, w.since = b.Epoch, timestamp
-		w.rival.Store(false)
 	}
 	return w
 }
@@ -189,12 +187,22 @@ func missingTo(b *schemas.Batch) int64 {
 	return b.Seq - 1
 }
 
+// errNoOpaque refuses what would be hashed here although its producer has hashes of its own.
+var errNoOpaque = errors.New("stored event without hashes in a record of hasher opaque")
+
+func (k *rank) store(e *schemas.Event) (index.Effect, error) {
+	if k.model.Hasher == index.Opaque && len(e.Stored.Hashes) == 0 {
+		return index.Effect{}, errNoOpaque
+	}
+	return k.blocks.Store(e.Tier, e.Stored)
+}
+
 // event applies one event; false ends the record, since the rank is retired.
 func (p *partition) event(k *rank, r *kgo.Record, e *schemas.Event, timestamp int64) bool {
 	changed := false
 	switch e.Kind {
 	case schemas.KindStored:
-		effect, err := k.blocks.Store(e.Tier, e.Stored)
+		effect, err := k.store(e)
 		if err != nil {
 			kind := eventsRejected
 			if errors.Is(err, index.ErrOpaqueHash) {
@@ -218,7 +226,6 @@ func (p *partition) event(k *rank, r *kgo.Record, e *schemas.Event, timestamp in
 		if e.AllTiers {
 			p.counts.add(blocksRemoved, k.blocks.Clear())
 			k.incomplete.Store(false)
-			k.worker.rival.Store(false)
 		} else {
 			p.counts.add(blocksRemoved, k.blocks.ClearTier(e.Tier))
 		}
@@ -297,11 +304,19 @@ func (p *partition) forget(k *rank) {
 	}
 }
 
-// dropLost empties a worker that another partition took over.
-func (p *partition) dropLost(w *worker) {
-	if w.owned {
+// takeNotice does what another partition's goroutine said of the worker: that
+// it took it over, or that it refused a record of the epoch.
+func (w *worker) takeNotice(p *partition) {
+	if w.lost.Load() && w.owned {
 		w.owned = false
 		p.dropRanks(w)
+	}
+	if w.rival.Swap(false) {
+		for _, k := range w.ranks {
+			if !k.retired && !k.incomplete.Swap(true) {
+				k.saved.dirty = true
+			}
+		}
 	}
 }
 

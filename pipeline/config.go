@@ -148,6 +148,7 @@ func (c *Config) structure() index.Structure {
 func (c *Config) kafka(role string, more ...kgo.Opt) []kgo.Opt {
 	opts := []kgo.Opt{
 		kgo.SeedBrokers(c.Brokers...),
+		kgo.WithLogger(newKafkaLog(c.Logger, role)),
 		kgo.ClientID("kvindex-" + role + "-" + c.Instance),
 		kgo.DialTimeout(5 * time.Second),
 		kgo.RetryTimeout(20 * time.Second),

@@ -20,6 +20,7 @@ type claim struct {
 	epoch     int64
 	since     int64   // broker time of the epoch's first record there, unix milliseconds
 	worker    *worker // the holder's; only its atomics are touched here
+	renewed   bool    // the worker begins this epoch: rivals of an older one are of no matter
 }
 
 func newOwners() *owners { return &owners{workers: map[string]claim{}} }
@@ -32,6 +33,9 @@ func newOwners() *owners { return &owners{workers: map[string]claim{}} }
 func (o *owners) claim(name string, c claim) (granted, dropped bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if c.renewed {
+		c.worker.rival.Store(false)
+	}
 	held, ok := o.workers[name]
 	switch {
 	case !ok || held.worker == c.worker:

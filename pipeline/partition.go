@@ -83,16 +83,7 @@ func (p *partition) Current(at time.Time) { p.clock.upTo(at) }
 // Tick implements consumer.Handler.
 func (p *partition) Tick(now time.Time) {
 	for _, w := range p.workers {
-		if w.lost.Load() {
-			p.dropLost(w)
-		}
-		if w.rival.Load() {
-			for _, k := range w.ranks {
-				if !k.retired && !k.incomplete.Swap(true) {
-					k.saved.dirty = true
-				}
-			}
-		}
+		w.takeNotice(p)
 	}
 	p.saveTick(now)
 }

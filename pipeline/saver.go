@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"math/rand/v2"
 	"sync/atomic"
 	"time"
 
@@ -87,14 +88,18 @@ func (s *saver) setProblem(err error) {
 // run is the saver's goroutine.
 func (s *saver) run(ctx context.Context) {
 	has := false
+	var again <-chan time.Time // after being fenced: when to see whether the group still means this instance
 	for {
 		if !has {
 			select {
 			case <-ctx.Done():
 				return
 			case has = <-s.duties:
-				continue
+			case <-again:
+				has = s.p.stage.assigned(s.p.number)
 			}
+			again = nil
+			continue
 		}
 		err := s.serve(ctx)
 		s.ready.Store(false)
@@ -108,6 +113,9 @@ func (s *saver) run(ctx context.Context) {
 			has = false
 			s.p.counts.add(snapshotFenced, 1)
 			s.setProblem(nil)
+			// Usually the group's next word follows. A broker that gave up on a
+			// transaction fences too, though, and then nobody else is coming.
+			again = time.After(fencedPause + rand.N(fencedPause/2))
 			s.log.Warn("another instance writes this partition's snapshots now, the duty is dropped", "error", err)
 		default:
 			if !errors.Is(err, errNotLive) && !errors.Is(err, errDropped) {
@@ -124,6 +132,10 @@ func (s *saver) run(ctx context.Context) {
 		}
 	}
 }
+
+// fencedPause is how long a fenced writer leaves the duty alone although the
+// group still deals it to this instance.
+const fencedPause = 20 * time.Second
 
 var (
 	errDutyTaken = errors.New("the duty was given to another instance")

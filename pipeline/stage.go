@@ -225,9 +225,11 @@ func (s *Stage) followDuty(ctx context.Context) {
 		Group: s.cfg.Group,
 		Topic: s.cfg.SnapshotTopic,
 		Opts:  s.cfg.kafka("duty"),
-		// The least that brokers allow by default: after a kill -9 nobody
-		// writes snapshots for as long. Two that both believe to have the duty
-		// do no harm, since one of them is fenced.
+		// The least that brokers allow by default: when an instance dies and
+		// does not come back under its name, nobody writes its snapshots for as
+		// long. Two that both believe to have the duty do no harm, since one of
+		// them is fenced.
+		Instance:       s.cfg.Instance,
 		SessionTimeout: 6 * time.Second,
 		Logger:         s.log,
 	})
@@ -256,6 +258,13 @@ func (s *Stage) followDuty(ctx context.Context) {
 			s.mu.Unlock()
 		}
 	}
+}
+
+// assigned reports whether the group deals a partition's snapshots to this instance.
+func (s *Stage) assigned(n int32) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.duties[n]
 }
 
 // snapshotHook is nil but in tests.
