@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,13 +22,13 @@ type executed struct {
 
 // execute runs a command line of the real commands in this process.
 func execute(t *testing.T, args ...string) executed {
-	return executeOf(t, t.Context(), commands(), args...)
+	t.Helper()
+	return executeOf(t.Context(), commands(), strings.NewReader(""), args...)
 }
 
-func executeOf(t *testing.T, ctx context.Context, cmds []command, args ...string) executed {
-	t.Helper()
+func executeOf(ctx context.Context, cmds []command, in io.Reader, args ...string) executed {
 	var out, err bytes.Buffer
-	code := run(ctx, cmds, &console{in: strings.NewReader(""), out: &out, err: &err}, args)
+	code := run(ctx, cmds, &console{in: in, out: &out, err: &err}, args)
 	return executed{code, out.String(), err.String()}
 }
 
@@ -134,7 +135,7 @@ func TestSettings(t *testing.T) {
 				args = append(args, "--config", file)
 			}
 			var got probe
-			res := executeOf(t, t.Context(), got.commands(nil), args...)
+			res := executeOf(t.Context(), got.commands(nil), nil, args...)
 			if c.err != "" {
 				if res.code != codeUsage || got.ran || !strings.Contains(res.err, c.err) {
 					t.Errorf("code %d, ran %v, %q; want code %d and %q", res.code, got.ran, res.err, codeUsage, c.err)
@@ -176,7 +177,7 @@ func TestExitCodes(t *testing.T) {
 		"cancelled inside":   {t.Context(), context.Canceled, codeFailed, "kvindex: context canceled\n"},
 	} {
 		var p probe
-		got := executeOf(t, c.ctx, p.commands(c.err), "probe")
+		got := executeOf(c.ctx, p.commands(c.err), nil, "probe")
 		if got.code != c.code || got.err != c.says {
 			t.Errorf("%s: code %d, %q; want %d, %q", name, got.code, got.err, c.code, c.says)
 		}

@@ -18,6 +18,7 @@ func commands() []command {
 		replayCommand(),
 		queryCommand(),
 		statusCommand(),
+		snapshotCommand(),
 		topicsCommand(),
 		verifyCommand(),
 		versionCommand(),
