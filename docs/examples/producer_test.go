@@ -3,9 +3,12 @@ package examples
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"hash/crc32"
+	"log/slog"
+	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -16,6 +19,9 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"kvindex/index"
+	"kvindex/pipeline"
+	"kvindex/pipeline/query"
+	pb "kvindex/pipeline/query/kvindexpb"
 	"kvindex/pipeline/verify"
 	"kvindex/schemas"
 	"kvindex/testcontainers"
@@ -153,6 +159,7 @@ func TestPythonProducer(t *testing.T) {
 	}
 	testcontainers.Each(t, func(t *testing.T, b testcontainers.Broker) {
 		topic := testcontainers.NewTopic(t, b, "kv-events", partitions, nil)
+		ask := stage(t, b, topic)
 		args := []string{"--brokers", strings.Join(b.Brokers(), ","), "--topic", topic, "--worker", worker}
 		s := run(t, python, args...)
 
@@ -168,15 +175,68 @@ func TestPythonProducer(t *testing.T) {
 			Producer: fmt.Sprintf("producer.py-%d", s.Epoch), Epoch: s.Epoch, Seq: 1, Blocks: [index.Tiers]int{len(locals)},
 		}
 		check(t, b, topic, want, locals)
+		ask(s.Tokens, want, len(locals))
 
 		run(t, python, append(args, "--partitioner", "consistent_random", "--epoch", fmt.Sprint(s.Epoch))...)
 		want.Incomplete = true
 		check(t, b, topic, want, locals)
+		ask(s.Tokens, want, len(locals))
 
 		s = run(t, python, append(args, "--partitioner", "consistent_random", "--epoch", fmt.Sprint(s.Epoch+1))...)
 		want.Incomplete, want.Partition, want.Epoch, want.Producer = false, crc(worker, partitions), s.Epoch, fmt.Sprintf("producer.py-%d", s.Epoch)
 		check(t, b, topic, want, locals)
+		ask(s.Tokens, want, len(locals))
 	})
+}
+
+// stage runs a stage on the topic. What it returns asks it, over gRPC, for the
+// prompt's tokens until the answer is as wanted.
+func stage(t *testing.T, b testcontainers.Broker, topic string) func(tokens []uint32, want verify.State, depth int) {
+	t.Helper()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	free.Close()
+	cfg := pipeline.DefaultConfig()
+	cfg.Brokers, cfg.Topic, cfg.SnapshotTopic = b.Brokers(), topic, ""
+	cfg.GRPCListen, cfg.HTTPListen = free.Addr().String(), "127.0.0.1:0"
+	cfg.Logger = slog.New(slog.DiscardHandler)
+	s, err := pipeline.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- s.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("stage: %v", err)
+		}
+	})
+	client, err := query.Dial(cfg.GRPCListen, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	return func(tokens []uint32, want verify.State, depth int) {
+		t.Helper()
+		testcontainers.Eventually(t, 30*time.Second, func() error {
+			resp, err := client.Match(t.Context(), &pb.MatchRequest{Model: want.Model, Tokens: tokens})
+			if err != nil {
+				return err
+			}
+			if len(resp.Matches) != 1 {
+				return fmt.Errorf("the stage answers %v", resp)
+			}
+			m := resp.Matches[0]
+			if m.Worker != want.Worker || int(m.DepthBlocks) != depth || m.Incomplete != want.Incomplete || int32(m.Partition) != want.Partition {
+				return fmt.Errorf("the stage answers %v, want depth %d of %+v", m, depth, want)
+			}
+			return nil
+		})
+	}
 }
 
 // check reads the whole topic and checks that its one worker is as wanted and
