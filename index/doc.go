@@ -1,3 +1,86 @@
-// Package index keeps in memory which worker-rank holds which KV-cache blocks,
-// and answers how many leading blocks of a prompt each of them has.
+// Package index keeps in memory which worker-rank of a fleet holds which
+// KV-cache blocks of one model, and answers how many leading blocks of a prompt
+// each of them has already.
+//
+// # Layers
+//
+// A BlockHasher turns a prompt's tokens into local hashes, and Chain those into
+// sequence hashes, of which each names a whole prefix. An Index knows workers:
+// it gives each worker-rank a slot for every tier that it uses, and turns the
+// answers of a Structure, which knows slots alone, into answers about workers. A
+// PositionalIndex is such a Structure; package indextest says what one must do
+// and checks it.
+//
+//	x := index.New(index.NewPositionalIndex(0))
+//	w := x.AddWorker("worker-7", 0, nil)
+//	w.Store(index.Device, index.Stored{Position: 0, Locals: locals})
+//	var r index.Result
+//	x.Find(&index.Query{Locals: prompt, TopK: 3}, &r)
+//
+// The package knows no Kafka, clock or context.
+//
+// # What holds
+//
+//   - A worker-rank holds, per tier, a set of sequence hashes. Its depth for a
+//     query is the largest n such that the query's first n blocks are all in the
+//     set. Nothing past a hole counts; it stays in the set, and counts again when
+//     the hole is filled. (Trees that drop the descendants of a removed block
+//     answer differently then.)
+//   - Parent and position of an event only place its blocks. A block whose parent
+//     is not held, an orphan, is kept out of reach until all its ancestors are
+//     held. Its claimed position is tested then, never trusted.
+//   - A block with the right local hash and another prefix is never credited: a
+//     search compares sequence hashes, and sets of slots as sets.
+//   - Answers are about the device tier. Other tiers are counted, and dumped.
+//   - A slot is handed out again only after it was cleared, and a Find that saw
+//     slots change hands starts over: nobody is credited with what another held.
+//   - Memory is that of what is live. There is no largest number of workers, of
+//     blocks of a worker, or of holders of a block. What stays after a peak: the
+//     shared map's table, 13 to 34 bytes a block of the peak, until less than
+//     about a hundredth of it is left; and some 200 bytes for each slot that was
+//     ever in use at a time.
+//
+// # Concurrency
+//
+// Find and Stats may be called by any goroutine at any moment, take no lock that a
+// writer holds during an event, and never wait for one. (With a filter by name, or
+// after losing to reused slots three times, Find takes the lock under which
+// workers are added and retired.) A Worker is written by one goroutine at a time;
+// different workers go on at once and wait for each other only for the moment in
+// which they touch the same block, or while the shared map grows. A reader may see
+// half of an event, and each block that it counts for a worker was held by it at
+// some moment during the call.
+//
+// Locks, in the order in which they are taken: Index.mu, then those of the
+// Structure; in a PositionalIndex a bucket of heads, then a head, then a bucket of
+// more.
+//
+// # Costs of PositionalIndex
+//
+// Measured on two shared cores of a server that had other work to do, so upper
+// bounds more than anything, on event traces of a conversation workload (512
+// tokens a block; 8 and 64 workers that share little, 7,000 in groups of seven that
+// are equal), and with
+//
+//	go test -run '^$' -bench . -count 10 ./index
+//
+//	a block stored          750 to 960 ns, of which 4 to 7 ns hash; 18 ns if it is there
+//	a block removed         470 to 510 ns
+//	a query                 3.6 µs (8 or 64 workers), 34 µs with up to 7,000 answers; 20 ns if its first block is unknown
+//	192 blocks, all held    1.3 µs by 64 workers, 4.2 µs by 1,000, 23 µs by 7,000
+//	192 blocks, 64 depths   4.2 µs
+//	a (worker, block) pair  134 to 145 bytes shared with nobody, 82 shared by seven
+//	hashing 4,096 tokens    7 to 15 µs
+//
+// A warm Find allocates nothing, nor does an event that changes nothing. A block
+// new to all allocates its entry and the map's; another holder of a block a share
+// of a list that doubles. Taking a block out of the middle of a chain, or putting it
+// back, costs as much as removing or storing all blocks behind it.
+//
+// # Why xsync v3
+//
+// The shared map is a MapOf of github.com/puzpuzpuz/xsync/v3, the project's settled
+// dependency: reads without locks or writes to memory, Compute to free an entry
+// without a race with whoever wants it, and a table that shrinks. v4 offers nothing
+// more that is needed here.
 package index

@@ -67,9 +67,10 @@ func (h BlockHasher) Append(dst []LocalHash, tokens []uint32, x Extra) []LocalHa
 	var bytes [2048]byte
 	buf := bytes[:0]
 	for start := 0; start+window <= len(tokens); start += h.BlockSize {
-		buf = buf[:0]
-		for _, t := range tokens[start : start+window] {
-			buf = binary.LittleEndian.AppendUint32(buf, t)
+		// Appending token by token takes a fifth longer.
+		buf = slices.Grow(buf[:0], 4*window)[:4*window]
+		for i, t := range tokens[start : start+window] {
+			binary.LittleEndian.PutUint32(buf[4*i:], t)
 		}
 		if lora != "" {
 			buf = binary.LittleEndian.AppendUint32(buf, uint32(len(lora)))
