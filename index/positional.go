@@ -16,7 +16,9 @@ const DefaultJump = 32
 
 // PositionalIndex is a Structure that finds a block by its position and local
 // hash in one shared map, and so can leap over many blocks of a query at a time.
-// It refuses opaque hashes: it must be able to compute a query's.
+// It refuses opaque hashes: it must be able to compute a query's. Blocks of one
+// sequence hash are one block to a slot, where it was stored first; a producer that
+// makes hashes collide on purpose hides blocks of its own worker, nobody else's.
 //
 // A slot is in the shared map with exactly those of its blocks that are in
 // reach; the others live in the slot's own memory until their ancestors arrive.

@@ -1,3 +1,5 @@
+// This file has the words of events: hashes, tiers, hashers, Stored.
+
 package index
 
 import (
