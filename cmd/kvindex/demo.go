@@ -31,9 +31,9 @@ const (
 	demoPartitions   = 16
 	demoProbes       = 1000             // queries compared before and after the kill
 	demoPace         = 150              // requests a second, at least
-	demoTraffic      = 20 * time.Second // the whole trace, at most
+	demoTraffic      = 15 * time.Second // the whole trace, at most
 	demoWait         = time.Minute      // for any one thing that should take a second
-	demoSnapshotAge  = 2 * time.Second
+	demoSnapshotAge  = time.Second
 	demoDrainTimeout = 2 * time.Second // the broker may be gone already
 )
 

@@ -110,6 +110,11 @@ func TestSettings(t *testing.T) {
 			want: probe{name: "default", count: 1, list: []string{"d"}, wait: time.Second},
 			from: "the-name=default count=default list=default wait=default on=default ",
 		},
+		"the file's name is a setting too": {
+			env:  map[string]string{"KVINDEX_CONFIG": "testdata/count.yaml"},
+			want: probe{name: "default", count: 9, list: []string{"d"}, wait: time.Second},
+			from: "the-name=default count=count.yaml list=default wait=default on=default ",
+		},
 		"unknown key":         {file: "count: 1\nworker-tll: 2m", err: `f.yaml: unknown key "worker-tll"`},
 		"nested key":          {file: "list:\n  a: b", err: `f.yaml: unknown key "list.a"`},
 		"bad value in file":   {file: "count: many", err: `count in `},
