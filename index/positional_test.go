@@ -14,7 +14,7 @@ func TestPositionalIndex(t *testing.T) {
 
 // The jump size changes what a search looks at, never what it answers.
 func TestPositionalIndexJumps(t *testing.T) {
-	for _, jump := range []int{1, 2, 3, 7, 1000} {
+	for _, jump := range []int{1, 3, 1000} {
 		t.Run(fmt.Sprint(jump), func(t *testing.T) {
 			empty := func() index.Structure { return index.NewPositionalIndex(jump) }
 			t.Run("Contract", func(t *testing.T) { indextest.RunContract(t, empty) })
@@ -23,7 +23,7 @@ func TestPositionalIndexJumps(t *testing.T) {
 	}
 }
 
-// The oracle passes its own suite.
+// The oracle answers the contract's cases too.
 func TestOracle(t *testing.T) {
-	indextest.RunRandom(t, func() index.Structure { return indextest.NewOracle() })
+	indextest.RunContract(t, func() index.Structure { return indextest.NewOracle() })
 }

@@ -29,7 +29,7 @@ type churnSlot struct {
 func churn(t *testing.T, s index.Structure, order string) {
 	const (
 		slots  = 4
-		chains = 60 // live, a slot
+		chains = 20 // live, a slot
 		length = 40 // of a chain, behind the root
 		turns  = 12 // how often everything is replaced
 	)

@@ -19,7 +19,7 @@ import (
 
 // Oracle is a Structure that is obviously right: a set of sequence hashes a
 // slot, and everything else computed from scratch at each call. Calls may come
-// from any goroutine. It ignores FindOptions.EarlyExit: its depths are exact.
+// from any goroutine.
 type Oracle struct {
 	mu    sync.Mutex
 	slots map[index.Slot]map[index.SeqHash]held
@@ -226,6 +226,27 @@ func (o *Oracle) Find(query []index.LocalHash, opt index.FindOptions, m *index.S
 		}
 	}
 	slices.SortFunc(m.Matches, func(a, b index.SlotMatch) int { return int(a.Slot) - int(b.Slot) })
+	if opt.EarlyExit {
+		m.LowerBounds = exitEarly(m.Matches)
+	}
+}
+
+// exitEarly cuts a whole answer down to what a search from block to block knows
+// once at most one slot still matches, and returns whether that is less.
+func exitEarly(matches []index.SlotMatch) bool {
+	for i := range matches {
+		next := 0 // deepest of the others
+		for j, other := range matches {
+			if j != i {
+				next = max(next, other.Depth)
+			}
+		}
+		if matches[i].Depth > next+1 {
+			matches[i].Depth = next + 1
+			return true
+		}
+	}
+	return false
 }
 
 // Depths returns how many leading blocks of the query each slot holds, slots
