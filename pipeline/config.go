@@ -121,9 +121,9 @@ func (c *Config) Validate() error {
 	bad(c.Group != "", "group: must not be empty")
 	bad(instanceName.MatchString(c.Instance), "instance: %q, must be 1 to 200 letters, digits, '.', '_' or '-'", c.Instance)
 	bad(c.MaxModels > 0, "max-models: %d, must be above 0", c.MaxModels)
-	bad(len(c.Models) <= c.MaxModels, "model: %d given, max-models is %d", len(c.Models), c.MaxModels)
+	bad(len(c.Models) <= c.MaxModels, "models: %d given, max-models is %d", len(c.Models), c.MaxModels)
 	for _, m := range c.Models {
-		bad(m.Name != "" && m.BlockSize > 0, "model: %q with blocks of %d tokens: want a name and a block size above 0", m.Name, m.BlockSize)
+		bad(m.Name != "" && m.BlockSize > 0, "models: %q with blocks of %d tokens: want a name and a block size above 0", m.Name, m.BlockSize)
 	}
 	bad(c.JumpSize > 0, "jump-size: %d, must be above 0", c.JumpSize)
 	bad(c.SnapshotMaxAge > 0, "snapshot-max-age: %s, must be above 0", c.SnapshotMaxAge)

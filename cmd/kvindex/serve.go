@@ -25,7 +25,7 @@ are written.`
 
 const serveExample = `  kvindex serve
   kvindex serve --brokers b1:9092,b2:9092 --group prod --http-listen 0.0.0.0:9501
-  kvindex serve --model meta-llama/Llama-3.3-70B:64 --model qwen3:16:dynamo
+  kvindex serve --models meta-llama/Llama-3.3-70B:64,qwen3:16:dynamo
   kvindex serve --config kvindex.yaml --check-config`
 
 func serveCommand() command {
@@ -44,7 +44,7 @@ func serveCommand() command {
 			fs.StringVar(&cfg.Instance, "instance", cfg.Instance, "this instance's `name`: the same after a restart, no other's (default: host name and gRPC port)")
 			fs.StringVar(&cfg.GRPCListen, "grpc-listen", cfg.GRPCListen, "answer gRPC on `host:port`")
 			fs.StringVar(&cfg.HTTPListen, "http-listen", cfg.HTTPListen, "answer HTTP (JSON API, health, metrics) on `host:port`")
-			fs.Var((*modelsFlag)(&cfg.Models), "model", "serve only this model, `name:block-size[:hasher]`; can be given several times (default: all that appear)")
+			fs.Var((*modelsFlag)(&cfg.Models), "models", "serve only these, `name:block-size[:hasher],...` (default: all that appear)")
 			fs.IntVar(&cfg.MaxModels, "max-models", cfg.MaxModels, "refuse models beyond this `number`")
 			fs.DurationVar(&cfg.SnapshotMaxAge, "snapshot-max-age", cfg.SnapshotMaxAge, "write a worker's snapshot again at least this `often`")
 			fs.Int64Var(&cfg.SnapshotBudget, "snapshot-budget", cfg.SnapshotBudget, "write at most this many `bytes` of snapshots a second; 0: no limit")
