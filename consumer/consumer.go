@@ -82,6 +82,7 @@ type Consumer struct {
 	topic    Topic              // as last seen
 	commands []func()           // to be run by the poll goroutine between two polls
 	wake     context.CancelFunc // ends the poll under way
+	problem  string             // why the topic cannot be looked at, "" if it can
 }
 
 // New returns a Consumer that has not asked anything yet.
@@ -103,6 +104,23 @@ func (c *Consumer) Topic() Topic {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.topic
+}
+
+// Problem says why the topic cannot be looked at just now, or "": partitions
+// then stay as they are. Safe for concurrent use.
+func (c *Consumer) Problem() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.problem
+}
+
+func (c *Consumer) setProblem(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.problem = ""
+	if err != nil {
+		c.problem = err.Error()
+	}
 }
 
 // Run reads until the context ends, then drains every partition and returns.
@@ -130,9 +148,11 @@ func (c *Consumer) waitForTopic(ctx context.Context) error {
 		t, err := describe(ctx, c.cfg.Client, c.cfg.Topic)
 		if err == nil {
 			c.setTopic(t)
+			c.setProblem(nil)
 			return nil
 		}
 		if ctx.Err() == nil {
+			c.setProblem(err)
 			c.cfg.Logger.Warn("waiting for the topic", "topic", c.cfg.Topic, "error", err)
 		}
 	}
@@ -218,6 +238,7 @@ func (c *Consumer) watch(ctx, drain context.Context, wg *sync.WaitGroup) {
 	failing := false
 	for {
 		err := c.look(ctx, drain, wg)
+		c.setProblem(err)
 		if failed := err != nil; failed != failing && ctx.Err() == nil {
 			failing = failed
 			if failed {

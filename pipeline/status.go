@@ -20,7 +20,11 @@ var _ query.Source = (*Stage)(nil)
 func (s *Stage) Readiness() query.Readiness {
 	parts := s.consumer.Partitions()
 	if len(parts) == 0 {
-		return query.Readiness{Missing: []string{fmt.Sprintf("%s: waiting for the topic", s.cfg.Topic)}}
+		text := s.cfg.Topic + ": waiting for the topic"
+		if problem := s.consumer.Problem(); problem != "" {
+			text += ": " + problem
+		}
+		return query.Readiness{Missing: []string{text}}
 	}
 	var missing []string
 	for _, p := range parts {
@@ -121,6 +125,9 @@ func (s *Stage) Status() query.Status {
 	}
 	if s.cfg.SnapshotTopic == "" {
 		st.Warnings = append(st.Warnings, "snapshots are disabled: a restart replays the events topic from its start")
+	}
+	if problem := s.consumer.Problem(); problem != "" && topic.Partitions > 0 {
+		st.Warnings = append(st.Warnings, "the events topic cannot be looked at, answers are from memory: "+problem)
 	}
 	mine := s.partitions()
 	now := time.Now()
