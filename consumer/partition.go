@@ -16,9 +16,9 @@ type Partition struct {
 
 	c       *Consumer
 	handler Handler
-	batches chan batch    // fetched, not yet applied; the poll goroutine is the only sender
-	resets  chan error    // at most one waiting: why to restore again
-	endings chan ending   // at most one waiting: the newest look at where the log ends
+	batches chan batch  // fetched, not yet applied; the poll goroutine is the only sender
+	resets  chan error  // at most one waiting: why to restore again
+	endings chan ending // at most one waiting: the newest look at where the log ends
 
 	state    atomic.Int32
 	position atomic.Int64 // next offset to apply
