@@ -1,0 +1,3 @@
+// Package kvindexpb is the query protocol, generated from kvindex.proto by
+// gen.sh (make proto).
+package kvindexpb
