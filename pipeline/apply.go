@@ -118,6 +118,8 @@ func (p *partition) addRank(w *worker, number int32, offset int64) *rank {
 	w.ranks = append(w.ranks, k)
 	p.ranks.Add(1)
 	p.listing.Store(k.id(), k)
+	// Its snapshot, if one is left of before it was forgotten, will be replaced.
+	delete(p.forgotten, k.id())
 	return k
 }
 

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"kvindex/schemas"
@@ -57,6 +58,17 @@ type round struct {
 	snapshot.Round
 	incarnation int
 	topicID     [16]byte // of the log that the positions are of
+}
+
+// manifests returns those that the round writes.
+func (r *round) manifests() (all []*schemas.Manifest) {
+	for i := range r.Dumps {
+		all = append(all, &r.Dumps[i].Manifest)
+	}
+	for i := range r.Refreshes {
+		all = append(all, &r.Refreshes[i].Manifest)
+	}
+	return all
 }
 
 // saveTick takes up what the saver has finished and gives it what is due.
@@ -217,11 +229,23 @@ func (p *partition) saveDone(done roundResult, now time.Time) {
 	if done.round.incarnation != s.incarnation {
 		return
 	}
+	for _, id := range done.round.Deletes {
+		if slices.Contains(done.Written, id) {
+			delete(p.forgotten, id)
+		}
+	}
 	for _, id := range done.Written {
-		delete(p.forgotten, id)
 		if k := p.rank(id); k != nil && k.saved.inFlight {
 			k.saved.inFlight, k.saved.force = false, false
 			k.saved.manifest, k.saved.w, k.saved.at = true, k.saved.sent.w, now
+		}
+	}
+	// A rank that was forgotten while its snapshot was being written has left
+	// one behind.
+	for _, m := range done.round.manifests() {
+		id := snapshot.ID{Worker: m.Worker, Rank: m.Rank}
+		if p.rank(id) == nil && slices.Contains(done.Written, id) {
+			p.forgotten[id] = m.LastOffset
 		}
 	}
 	// Everything else of the round is as it was before.
