@@ -78,7 +78,7 @@ type Consumer struct {
 	cfg Config
 
 	mu       sync.Mutex
-	parts    []*Partition       // by partition number; only ever appended to
+	parts    []*Partition       // by partition number; only ever appended to, also when a topic made anew has fewer
 	topic    Topic              // as last seen
 	commands []func()           // to be run by the poll goroutine between two polls
 	wake     context.CancelFunc // ends the poll under way
@@ -91,9 +91,17 @@ func New(cfg Config) *Consumer {
 	return &Consumer{cfg: cfg}
 }
 
-// Partitions returns the partitions known so far, by number. Safe for
-// concurrent use.
+// Partitions returns the partitions known so far that the topic has, by
+// number. Safe for concurrent use.
 func (c *Consumer) Partitions() []*Partition {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := min(len(c.parts), int(c.topic.Partitions))
+	return c.parts[:n:n]
+}
+
+// everyPartition is Partitions with those that the topic has no more.
+func (c *Consumer) everyPartition() []*Partition {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.parts[:len(c.parts):len(c.parts)]
@@ -267,7 +275,7 @@ func (c *Consumer) look(ctx, drain context.Context, wg *sync.WaitGroup) error {
 		c.setTopic(t)
 		// The client holds on to the old id until the topic is purged.
 		c.do(ctx, func() { c.cfg.Client.PurgeTopicsFromClient(c.cfg.Topic) })
-		for _, p := range c.Partitions() {
+		for _, p := range c.everyPartition() {
 			p.reset(fmt.Errorf("topic %s partition %d: %w", t.Name, p.Number, ErrRecreated))
 		}
 		c.grow(ctx, drain, wg)

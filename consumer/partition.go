@@ -114,7 +114,7 @@ func (p *Partition) run(ctx, drain context.Context) {
 func (p *Partition) restore(ctx context.Context) bool {
 	log := p.c.cfg.Logger.With("topic", p.c.cfg.Topic, "partition", p.Number)
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
-		if ctx.Err() != nil {
+		if !p.awaitExistence(ctx) {
 			return false
 		}
 		start, bounds, err := p.tryRestore(ctx)
@@ -139,6 +139,19 @@ func (p *Partition) restore(ctx context.Context) bool {
 		case <-time.After(wait):
 		}
 	}
+}
+
+// awaitExistence waits while the topic, made anew with fewer partitions, has no
+// such one. It returns false when the context ended.
+func (p *Partition) awaitExistence(ctx context.Context) bool {
+	for p.Number >= p.c.Topic().Partitions {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(p.c.cfg.Watch):
+		}
+	}
+	return ctx.Err() == nil
 }
 
 func (p *Partition) tryRestore(ctx context.Context) (int64, Bounds, error) {
