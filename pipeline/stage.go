@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -39,6 +40,8 @@ type Stage struct {
 	savers sync.WaitGroup  // their goroutines
 	duties map[int32]bool  // last told by the group; kept for partitions that come later
 	saving context.Context // ends the savers
+
+	noPlace atomic.Pointer[string] // what the snapshot topic lacks to hold every partition's snapshots
 
 	// For tests.
 	beforeRecord func(partition int32, offset int64)
@@ -237,8 +240,12 @@ func (s *Stage) followDuty(ctx context.Context) {
 		s.log.Error("snapshots are not written by this instance", "error", err)
 		return
 	}
+	look := time.NewTicker(s.cfg.Watch)
+	defer look.Stop()
 	for {
 		select {
+		case <-look.C:
+			s.lookForPlace(ctx)
 		case <-ctx.Done():
 			// The savers write their last rounds under the duty they have;
 			// leaving afterwards would be cleaner, but fencing makes either safe.
@@ -257,6 +264,30 @@ func (s *Stage) followDuty(ctx context.Context) {
 			}
 			s.mu.Unlock()
 		}
+	}
+}
+
+// lookForPlace sees whether the snapshot topic has all partitions. The group
+// deals only those that exist, so nobody else would miss the others.
+func (s *Stage) lookForPlace(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	want := s.consumer.Topic().Partitions
+	t, err := consumer.DescribeTopic(ctx, s.aux, s.cfg.SnapshotTopic)
+	switch {
+	case errors.Is(err, consumer.ErrNoTopic):
+	case err != nil:
+		return // brokers are away: whoever writes says so
+	case t.Partitions < want:
+		err = fmt.Errorf("topic %s has %d partitions of the %d that %s has", t.Name, t.Partitions, want, s.cfg.Topic)
+	}
+	if err == nil {
+		s.noPlace.Store(nil)
+		return
+	}
+	text := err.Error()
+	if old := s.noPlace.Swap(&text); old == nil || *old != text {
+		s.log.Warn("snapshots have no place", "reason", text)
 	}
 }
 

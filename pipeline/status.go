@@ -129,6 +129,9 @@ func (s *Stage) Status() query.Status {
 	if problem := s.consumer.Problem(); problem != "" && topic.Partitions > 0 {
 		st.Warnings = append(st.Warnings, "the events topic cannot be looked at, answers are from memory: "+problem)
 	}
+	if lacks := s.noPlace.Load(); lacks != nil {
+		st.Warnings = append(st.Warnings, "snapshots are not written, or not of every partition: "+*lacks)
+	}
 	mine := s.partitions()
 	now := time.Now()
 	for i, cp := range s.consumer.Partitions() {
