@@ -5,6 +5,7 @@ package pipeline
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -53,6 +54,8 @@ func newRig(t *testing.T, b testcontainers.Broker, partitions int) *rig {
 	cfg.WorkerTTL, cfg.WorkerGrace = time.Hour, 2*time.Hour
 	cfg.Tick, cfg.Watch = 20*time.Millisecond, 100*time.Millisecond
 	cfg.ReadyLag = 0
+	// The duty's group learns as late as this that the snapshot topic grew.
+	cfg.KafkaOptions = []kgo.Opt{kgo.MetadataMaxAge(time.Second)}
 	r := &rig{t: t, broker: b, cfg: cfg, oracle: verify.New(cfg.WorkerGrace), read: map[int32]int64{}, logged: &logBook{}}
 	r.cfg.Logger = slog.New(slog.NewTextHandler(r.logged, nil))
 	t.Cleanup(func() {
@@ -122,6 +125,19 @@ func (r *rig) start(change ...func(*Stage)) *instance {
 	in := &instance{Stage: s, r: r, cancel: cancel, done: make(chan error, 1)}
 	go func() { in.done <- s.Run(ctx) }()
 	r.t.Cleanup(func() { in.stop() })
+	// What New leaves to Run, such as the consumer, is there once it says so.
+	testcontainers.Eventually(r.t, patience, func() error {
+		select {
+		case err := <-in.done:
+			in.done <- err
+			return fmt.Errorf("the stage has ended: %v", err)
+		default:
+		}
+		if !r.logged.has("msg=serving", cfg.Instance) {
+			return errors.New("the stage does not serve")
+		}
+		return nil
+	})
 	return in
 }
 
@@ -156,9 +172,6 @@ func (in *instance) caughtUp() {
 			in.done <- err
 			return fmt.Errorf("the stage has ended: %v", err)
 		default:
-		}
-		if in.Stage.consumer == nil {
-			return fmt.Errorf("not started")
 		}
 		if ready := in.Readiness(); !ready.Ready {
 			return fmt.Errorf("not ready: %v", ready.Missing)
@@ -318,6 +331,12 @@ func (p topicPartitioner) Partition(r *kgo.Record, n int) int {
 // send writes a record of the next seq with the events and returns where it went.
 func (p *producer) send(events ...schemas.Event) *kgo.Record {
 	p.r.t.Helper()
+	return p.raw(p.batch.Worker, p.encode(events...))
+}
+
+// encode makes the value of the record of the next seq.
+func (p *producer) encode(events ...schemas.Event) []byte {
+	p.r.t.Helper()
 	if len(events) > 0 {
 		p.batch.Seq++
 	}
@@ -326,7 +345,7 @@ func (p *producer) send(events ...schemas.Event) *kgo.Record {
 	if err != nil {
 		p.r.t.Fatal(err)
 	}
-	return p.raw(p.batch.Worker, value)
+	return value
 }
 
 // raw writes any bytes.
