@@ -209,7 +209,9 @@ func (p *partition) restored(m *schemas.Manifest, seq int64) (*rank, error) {
 	k.seq.Store(seq)
 	k.lastHeard.Store(m.LastHeard)
 	k.lastOffset, k.restoredW, k.changedAt = m.LastOffset, m.W, m.W
-	k.saved = savedState{manifest: true, w: m.W, at: time.Now()}
+	// Due as soon as the partition is live: whoever crashes again and again
+	// must not replay more each time.
+	k.saved = savedState{manifest: true, w: m.W, at: time.Now().Add(-p.stage.cfg.SnapshotMaxAge)}
 	k.incomplete.Store(m.Incomplete)
 	p.leaderEpoch = max(p.leaderEpoch, m.LeaderEpoch)
 	p.clock.heard(m.LastHeard, time.Now())

@@ -118,7 +118,9 @@ func (s *saver) run(ctx context.Context) {
 			again = time.After(fencedPause + rand.N(fencedPause/2))
 			s.log.Warn("another instance writes this partition's snapshots now, the duty is dropped", "error", err)
 		default:
+			wait := s.p.stage.cfg.Tick
 			if !errors.Is(err, errNotLive) && !errors.Is(err, errDropped) {
+				wait = s.p.stage.saveRetry
 				s.setProblem(err)
 				s.p.counts.add(snapshotFailures, 1)
 				s.log.Error("snapshots are not being written, trying again", "error", err)
@@ -127,7 +129,7 @@ func (s *saver) run(ctx context.Context) {
 			case <-ctx.Done():
 				return
 			case has = <-s.duties:
-			case <-time.After(s.p.stage.saveRetry):
+			case <-time.After(wait):
 			}
 		}
 	}

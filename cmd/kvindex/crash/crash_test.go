@@ -76,7 +76,7 @@ func TestKillNineUnderLoad(t *testing.T) {
 	rng := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 7))
 	pause(t, warmUp)
 	for i := range n {
-		pause(t, time.Duration(500+rng.IntN(4000))*time.Millisecond)
+		pause(t, time.Duration(2000+rng.IntN(5000))*time.Millisecond)
 		load.alive()
 		before := stage.status()
 		stage.kill()
