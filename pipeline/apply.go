@@ -46,15 +46,26 @@ func (p *partition) apply(r *kgo.Record) {
 			return
 		}
 	}
-	// A model that is not served makes no worker known.
-	m, err := p.stage.models.get(modelKey{string(b.Model), b.BlockSize, b.Hasher})
-	if err != nil {
-		p.bad(r, recordsRefusedModel, err)
-		return
+	// A model that is not served makes no worker known, and a record that is
+	// refused makes no model known: only one that begins an epoch does.
+	begins := k == nil || b.Epoch > k.epoch
+	var m *query.Model
+	if begins {
+		if err := p.stage.models.allow(batchModel(b)); err != nil {
+			p.bad(r, recordsRefusedModel, err)
+			return
+		}
 	}
 	if w == nil || !w.owned || b.Epoch > w.epoch {
 		if w = p.claim(w, b, timestamp); w == nil {
 			p.bad(r, recordsWrongPartition, fmt.Errorf("worker %.64q belongs to another partition; its producer must partition by murmur2 of the key", b.Worker))
+			return
+		}
+	}
+	if begins {
+		var err error
+		if m, err = p.stage.models.get(batchModel(b)); err != nil { // another partition's took the last place
+			p.bad(r, recordsRefusedModel, err)
 			return
 		}
 	}
@@ -123,8 +134,13 @@ func (p *partition) addRank(w *worker, number int32, offset int64) *rank {
 	return k
 }
 
+func batchModel(b *schemas.Batch) modelKey {
+	return modelKey{string(b.Model), b.BlockSize, b.Hasher}
+}
+
 // applyTo applies the decoded record to the worker-rank it names: the rules of
-// epoch, producer, identity and sequence first, then its events.
+// epoch, producer, identity and sequence first, then its events. m is the model
+// of an epoch that begins.
 func (p *partition) applyTo(k *rank, m *query.Model, r *kgo.Record, timestamp int64) {
 	b := &p.batch
 	switch {
@@ -237,7 +253,7 @@ func (p *partition) event(k *rank, r *kgo.Record, e *schemas.Event, timestamp in
 			if r.Offset >= other.restoredW && !other.retired {
 				p.counts.add(workersRetired, 1)
 				other.retire(timestamp)
-				other.changedAt, other.saved.dirty = r.Offset+1, true
+				other.changedAt, other.saved.dirty, other.saved.together = r.Offset+1, true, true
 			}
 		}
 		p.counts.add(eventsApplied, 1)

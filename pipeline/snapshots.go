@@ -22,6 +22,7 @@ type savedState struct {
 	bytes    int64     // of the records applied since its W
 	dirty    bool      // records were applied since its W
 	force    bool      // write it now
+	together bool      // retired with its siblings by a record of one of them, and not written since
 	inFlight bool      // part of the round being written
 	sent     struct {  // to be put back if that round fails
 		w     int64
@@ -152,6 +153,7 @@ func (p *partition) nextRound(now time.Time, all bool) *round {
 	if len(s.picks) == 0 && len(r.Deletes) == 0 {
 		return nil
 	}
+	s.picks = p.withSiblings(s.picks)
 	for _, pick := range s.picks {
 		k := p.rank(pick.ID)
 		k.saved.inFlight = true
@@ -176,6 +178,26 @@ func (p *partition) nextRound(now time.Time, all bool) *round {
 		}
 	}
 	return r
+}
+
+// withSiblings adds to the picks the worker-ranks that must not be left behind
+// by them. A record that retires a worker is of one of its ranks, and a replay
+// passes it over for that rank once its W is past it: a sibling whose W is not
+// would come back to life.
+func (p *partition) withSiblings(picks []snapshot.Pick) []snapshot.Pick {
+	picked := make(map[snapshot.ID]bool, len(picks))
+	for _, pick := range picks {
+		picked[pick.ID] = true
+	}
+	for _, pick := range picks {
+		for _, k := range p.workers[pick.ID.Worker].ranks {
+			if k.saved.together && !picked[k.id()] {
+				picked[k.id()] = true
+				picks = append(picks, snapshot.Pick{ID: k.id(), Action: snapshot.DumpNow})
+			}
+		}
+	}
+	return picks
 }
 
 func (s *saving) packed() *snapshot.Packed {
@@ -237,6 +259,7 @@ func (p *partition) saveDone(done roundResult, now time.Time) {
 	for _, id := range done.Written {
 		if k := p.rank(id); k != nil && k.saved.inFlight {
 			k.saved.inFlight, k.saved.force = false, false
+			k.saved.together = k.changedAt > k.saved.sent.w && k.saved.together
 			k.saved.manifest, k.saved.w, k.saved.at = true, k.saved.sent.w, now
 		}
 	}
