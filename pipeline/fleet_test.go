@@ -105,11 +105,7 @@ func (f *fleet) events() []schemas.Event {
 
 // queries returns n prompts worth asking about now.
 func (r *rig) queries(seed uint64, n int) []verify.Query {
-	var out []verify.Query
-	for _, q := range r.oracle.Queries(rand.New(rand.NewPCG(seed, 1)), n) {
-		out = append(out, q)
-	}
-	return out
+	return r.oracle.Queries(rand.New(rand.NewPCG(seed, 1)), n)
 }
 
 // forget begins the oracle anew, for another topic.

@@ -42,16 +42,34 @@ func newModels(cfg *Config) *models {
 	return m
 }
 
-// get returns the index of a key, made at first use, or an error if the
-// settings do not allow it.
+// get returns the index of a key, made at first use, or allow's error.
 func (m *models) get(k modelKey) (*query.Model, error) {
 	if found := m.find(k); found != nil {
 		return found, nil
 	}
-	if len(m.allowed) > 0 && !slices.Contains(m.allowed, ModelConfig{k.name, int(k.blockSize), k.hasher}) {
-		return nil, fmt.Errorf("model %q with blocks of %d tokens and hasher %s is not among those configured", k.name, k.blockSize, k.hasher)
+	if err := m.allow(k); err != nil {
+		return nil, err
 	}
 	return m.add(k)
+}
+
+// allow returns an error if the settings do not let get make the key's index.
+func (m *models) allow(k modelKey) error {
+	if m.find(k) != nil {
+		return nil
+	}
+	if len(m.allowed) > 0 && !slices.Contains(m.allowed, ModelConfig{k.name, int(k.blockSize), k.hasher}) {
+		return fmt.Errorf("model %q with blocks of %d tokens and hasher %s is not among those configured", k.name, k.blockSize, k.hasher)
+	}
+	return m.room(k)
+}
+
+// room returns an error if there are as many models as there may be.
+func (m *models) room(k modelKey) error {
+	if n := len(m.all()); n >= m.limit {
+		return fmt.Errorf("model %q would be number %d: the limit is %d models", k.name, n+1, m.limit)
+	}
+	return nil
 }
 
 func (m *models) find(k modelKey) *query.Model {
@@ -69,8 +87,8 @@ func (m *models) add(k modelKey) (*query.Model, error) {
 	if found := m.find(k); found != nil {
 		return found, nil
 	}
-	if n := len(m.all()); n >= m.limit {
-		return nil, fmt.Errorf("model %q would be number %d: the limit is %d models", k.name, n+1, m.limit)
+	if err := m.room(k); err != nil {
+		return nil, err
 	}
 	x := &query.Model{Name: k.name, BlockSize: int(k.blockSize), Hasher: k.hasher, Index: index.New(m.make())}
 	next := maps.Clone(*m.byName.Load())
