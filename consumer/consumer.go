@@ -20,9 +20,10 @@ type Handler interface {
 	// back-off until the context ends.
 	Restore(ctx context.Context) (start int64, err error)
 	// Apply applies records, in offset order and free of control records;
-	// next is the partition's position after them. There may be none, when
-	// only the position moved.
-	Apply(records []*kgo.Record, next int64)
+	// next is the partition's position after them, and epoch the leader epoch
+	// of what is right before it, a control record perhaps. There may be no
+	// records, when only the position moved.
+	Apply(records []*kgo.Record, next int64, epoch int32)
 	// Current says that everything that was committed to the partition at that
 	// moment has been applied. While brokers do not answer, or the partition is
 	// behind, it is not called.

@@ -213,14 +213,15 @@ func (p *Partition) read(ctx context.Context) error {
 // apply hands a batch to the handler, without its control records.
 func (p *Partition) apply(b batch) {
 	records := b.records
-	next := records[len(records)-1].Offset + 1
+	last := records[len(records)-1]
+	next := last.Offset + 1
 	kept := records[:0]
 	for _, r := range records {
 		if !r.Attrs.IsControl() {
 			kept = append(kept, r)
 		}
 	}
-	p.handler.Apply(kept, next)
+	p.handler.Apply(kept, next, last.LeaderEpoch)
 	p.position.Store(next)
 	p.advance()
 }

@@ -61,7 +61,7 @@ func newPartition(s *Stage, n int32) *partition {
 }
 
 // Apply implements consumer.Handler.
-func (p *partition) Apply(records []*kgo.Record, next int64) {
+func (p *partition) Apply(records []*kgo.Record, next int64, epoch int32) {
 	p.arrived = time.Now()
 	for _, r := range records {
 		if hook := p.stage.beforeRecord; hook != nil {
@@ -69,12 +69,11 @@ func (p *partition) Apply(records []*kgo.Record, next int64) {
 		}
 		p.position = r.Offset
 		p.apply(r)
-		p.leaderEpoch = r.LeaderEpoch
 		if r.Offset < p.replayTo {
 			p.reread.Add(1)
 		}
 	}
-	p.position = next
+	p.position, p.leaderEpoch = next, epoch
 }
 
 // Current implements consumer.Handler.

@@ -251,9 +251,9 @@ func (p *partition) saveDone(done roundResult, now time.Time) {
 	if done.round.incarnation != s.incarnation {
 		return
 	}
-	for _, id := range done.round.Deletes {
-		if slices.Contains(done.Written, id) {
-			delete(p.forgotten, id)
+	if done.err == nil {
+		for _, id := range done.round.Deletes {
+			delete(p.forgotten, id) // removed, or not there
 		}
 	}
 	for _, id := range done.Written {
@@ -293,6 +293,7 @@ func (p *partition) saveDone(done roundResult, now time.Time) {
 // is there.
 func (p *partition) adopt(onTopic []schemas.Manifest) {
 	there := make(map[snapshot.ID]int64, len(onTopic))
+	clear(p.forgotten) // another instance may have removed them, or written them anew
 	for _, m := range onTopic {
 		id := snapshot.ID{Worker: m.Worker, Rank: m.Rank}
 		there[id] = m.W

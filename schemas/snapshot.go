@@ -15,7 +15,7 @@ type Manifest struct {
 	Rank         int32
 	Generation   int64    // larger is newer; chunks of another generation do not count
 	W            int64    // next offset of the source partition to apply to this worker-rank
-	LeaderEpoch  int32    // of the last record applied before W, -1 if unknown
+	LeaderEpoch  int32    // of what is right before W in the log, -1 if unknown
 	TopicID      [16]byte // of the source topic
 	Partitions   int32    // of the source topic when written
 	Model        string
