@@ -117,7 +117,7 @@ func (r *rig) start(change ...func(*Stage)) *instance {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	s.saveRetry = 50 * time.Millisecond
+	s.saveRetry, s.topicPause = 50*time.Millisecond, 10*time.Millisecond
 	for _, f := range change {
 		f(s)
 	}

@@ -31,6 +31,7 @@ type partition struct {
 	limiter     logLimiter
 	save        saving
 	forgotten   map[snapshot.ID]int64 // last offset of worker-ranks whose manifest is to go
+	blind       bool                  // restored without the snapshot topic, which was not there
 	loaded      int64                 // what restore put back: blocks
 	replayTo    int64                 // the end when replay began: records before it are read again
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"kvindex/consumer"
@@ -44,14 +45,19 @@ func (p *partition) Restore(ctx context.Context) (int64, error) {
 
 // load fills the partition from its snapshots and returns where to start.
 func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consumer.Bounds) (int64, error) {
-	p.loaded = 0
+	p.loaded, p.blind = 0, false
 	if p.saver == nil {
 		return bounds.Start, nil
 	}
 	reader, err := p.readSnapshots(ctx)
 	switch {
 	case errors.Is(err, consumer.ErrNoTopic), errors.Is(err, errNoSnapshotPartition):
-		p.log.Warn("no snapshots to restore from, the events are replayed from the log's start", "reason", err, "offset", bounds.Start)
+		p.blind = true
+		level := slog.LevelWarn
+		if bounds.Start > 0 {
+			level = slog.LevelError // what was trimmed is nowhere else
+		}
+		p.log.Log(ctx, level, "no snapshots to restore from, the events are replayed from the log's start", "reason", err, "offset", bounds.Start)
 		return bounds.Start, nil
 	case err != nil:
 		return 0, err
@@ -103,11 +109,28 @@ func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consu
 	return start, nil
 }
 
+// topicPatience is how many more times a snapshot topic that does not exist is
+// asked for before it is believed.
+const topicPatience = 8
+
 var errNoSnapshotPartition = errors.New("the snapshot topic has no such partition")
 
 // readSnapshots reads the partition of the snapshot topic that belongs to this one.
 func (p *partition) readSnapshots(ctx context.Context) (*snapshot.Reader, error) {
 	t, err := consumer.DescribeTopic(ctx, p.stage.aux, p.stage.cfg.SnapshotTopic)
+	for range topicPatience {
+		// A broker that has just started may not have heard of the topic yet,
+		// and to go on without snapshots that are there may lose what they hold.
+		if !errors.Is(err, consumer.ErrNoTopic) {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-time.After(p.stage.topicPause):
+		}
+		t, err = consumer.DescribeTopic(ctx, p.stage.aux, p.stage.cfg.SnapshotTopic)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -204,7 +227,9 @@ func (p *partition) restored(m *schemas.Manifest, seq int64) (*rank, error) {
 		}
 	}
 	p.workers[m.Worker] = w
-	k := p.addRank(w, m.Rank, m.W)
+	// Where its first record is, no manifest says: without one the floor would
+	// have to stay at the log's start.
+	k := p.addRank(w, m.Rank, 0)
 	k.model, k.producer, k.epoch, k.epochStarted = model, m.Producer, m.Epoch, m.EpochStarted
 	k.seq.Store(seq)
 	k.lastHeard.Store(m.LastHeard)

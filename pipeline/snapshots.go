@@ -297,6 +297,11 @@ func (p *partition) adopt(onTopic []schemas.Manifest) {
 	for _, m := range onTopic {
 		id := snapshot.ID{Worker: m.Worker, Rank: m.Rank}
 		there[id] = m.W
+		if p.blind && p.rank(id) == nil {
+			p.log.Error("a snapshot appeared that was not there at the restore: it is neither answered from nor removed until a restart",
+				"worker", m.Worker, "rank", m.Rank)
+			p.save.passed[id] = true
+		}
 		if p.rank(id) == nil && m.W <= p.position && !p.save.passed[id] {
 			p.forgotten[id] = m.LastOffset
 		}

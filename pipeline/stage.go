@@ -47,6 +47,7 @@ type Stage struct {
 	beforeRecord func(partition int32, offset int64)
 	hook         func(partition int32, step snapshot.Step) error
 	saveRetry    time.Duration // pause before a duty is taken up again
+	topicPause   time.Duration // pause before a missing snapshot topic is asked for again
 }
 
 // roundBytes and roundCount bound one snapshot transaction, so that it stays
@@ -76,9 +77,10 @@ func New(cfg Config) (*Stage, error) {
 			RoundBytes: roundBytes,
 			RoundCount: roundCount,
 		},
-		budget:    snapshot.NewBudget(cfg.SnapshotBudget, max(cfg.SnapshotBudget, 2*roundBytes)),
-		duties:    map[int32]bool{},
-		saveRetry: time.Second,
+		budget:     snapshot.NewBudget(cfg.SnapshotBudget, max(cfg.SnapshotBudget, 2*roundBytes)),
+		duties:     map[int32]bool{},
+		saveRetry:  time.Second,
+		topicPause: 250 * time.Millisecond,
 	}
 	return s, nil
 }
