@@ -70,7 +70,9 @@ func ClientOptions() []kgo.Opt {
 		kgo.FetchMaxWait(500 * time.Millisecond),
 		kgo.FetchMaxBytes(16 << 20),
 		kgo.FetchMaxPartitionBytes(1 << 20),
-		kgo.MaxConcurrentFetches(2),
+		// No limit on concurrent fetches: it would count long polls, and idle
+		// brokers would hold up the busy ones. Memory is bounded by one fetch a
+		// broker and what the partitions' channels hold.
 	}
 }
 

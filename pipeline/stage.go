@@ -183,7 +183,7 @@ func (s *Stage) run(ctx context.Context) error {
 	stopReading()
 	err := <-consumed
 	stopSaving()
-	s.savers.Wait()
+	s.awaitSavers(drain)
 	<-dutyDone
 	if ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, context.Cause(ctx))) {
 		err = nil
@@ -193,6 +193,21 @@ func (s *Stage) run(ctx context.Context) error {
 	}
 	s.log.Info("stopped")
 	return errors.Join(failure, err)
+}
+
+// awaitSavers waits for the savers, but not for one that waits for a broker that
+// is away: the transaction it left open is aborted by its successor.
+func (s *Stage) awaitSavers(ctx context.Context) {
+	done := make(chan struct{})
+	go func() {
+		s.savers.Wait()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		s.log.Warn("a snapshot was given up while it was being written")
+	}
 }
 
 // newHandler makes a partition as the consumer finds it.
