@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"net"
 	"os"
 	"regexp"
@@ -123,7 +124,7 @@ func (c *Config) Validate() error {
 	bad(c.MaxModels > 0, "max-models: %d, must be above 0", c.MaxModels)
 	bad(len(c.Models) <= c.MaxModels, "models: %d given, max-models is %d", len(c.Models), c.MaxModels)
 	for _, m := range c.Models {
-		bad(m.Name != "" && m.BlockSize > 0, "models: %q with blocks of %d tokens: want a name and a block size above 0", m.Name, m.BlockSize)
+		bad(m.Name != "" && m.BlockSize > 0 && m.BlockSize <= math.MaxInt32, "models: %q with blocks of %d tokens: want a name and a block size above 0 and below 2^31", m.Name, m.BlockSize)
 	}
 	bad(c.JumpSize > 0, "jump-size: %d, must be above 0", c.JumpSize)
 	bad(c.SnapshotMaxAge > 0, "snapshot-max-age: %s, must be above 0", c.SnapshotMaxAge)
@@ -133,6 +134,8 @@ func (c *Config) Validate() error {
 	bad(c.ReadyLag >= 0, "ready-lag: %d, must not be negative", c.ReadyLag)
 	bad(c.Buffer >= 4 && c.Buffer <= 1024, "buffer: %d batches, want 4 to 1024", c.Buffer)
 	bad(c.DrainTimeout > 0, "drain-timeout: %s, must be above 0", c.DrainTimeout)
+	bad(c.Tick > 0, "tick: %s, must be above 0", c.Tick)
+	bad(c.Watch > 0, "watch: %s, must be above 0", c.Watch)
 	for name, addr := range map[string]string{"grpc-listen": c.GRPCListen, "http-listen": c.HTTPListen} {
 		_, _, err := net.SplitHostPort(addr)
 		bad(err == nil, "%s: %q is not host:port", name, addr)
