@@ -103,6 +103,12 @@ func (p *Partition) run(ctx, drain context.Context) {
 		for len(p.batches) > 0 {
 			<-p.batches
 		}
+		// What else was found wrong before is what this restore is for: two
+		// fetches under way fail alike.
+		select {
+		case <-p.resets:
+		default:
+		}
 		p.handler.Drop(reason)
 	}
 	p.state.Store(int32(Draining))
