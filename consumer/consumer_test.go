@@ -307,6 +307,33 @@ func (r *rig) send(p int32, values ...string) {
 	}
 }
 
+// sendUntilPaused writes numbers to both of two partitions until the first,
+// whose handler hangs, is paused, and returns how many. How many batches they
+// are fetched in is the broker's choice.
+func (r *rig) sendUntilPaused() (n int) {
+	r.t.Helper()
+	r.eventually(func() error {
+		for p := range int32(2) {
+			r.send(p, numbers(n, 1)...)
+		}
+		n++
+		if !r.Partitions()[0].Paused() {
+			return fmt.Errorf("not paused after %d records", n)
+		}
+		return nil
+	})
+	return n
+}
+
+// hang returns what blocks a handler until release is called, at the test's end
+// at the latest.
+func hang(t *testing.T) (block, release func()) {
+	c := make(chan struct{})
+	release = sync.OnceFunc(func() { close(c) })
+	t.Cleanup(release)
+	return func() { <-c }, release
+}
+
 // transact writes values to a partition in a transaction that is committed or not.
 func (r *rig) transact(p int32, commit kgo.TransactionEndTry, values ...string) {
 	r.t.Helper()
@@ -447,33 +474,32 @@ func TestPausingAndResumingLosesNothing(t *testing.T) {
 // and the others go on.
 func TestAHandlerThatHangsIsPaused(t *testing.T) {
 	r := newRig(t, 2)
-	release := make(chan struct{})
+	var release func()
 	r.run(func(h *handler) {
 		if h.partition == 0 {
-			h.apply = func() { <-release }
+			h.apply, release = hang(t)
 		}
 	})
 	r.live()
+	n := r.sendUntilPaused()
 	for i := range 40 {
-		r.send(0, numbers(i, 1)...)
-		r.send(1, numbers(i, 1)...)
+		r.send(0, numbers(n+i, 1)...)
+		r.send(1, numbers(n+i, 1)...)
 	}
+	n += 40
 	r.eventually(func() error {
-		if got := r.handler(1).values(); len(got) != 40 {
-			return fmt.Errorf("the other partition has %d of 40 records", len(got))
-		}
-		if !r.Partitions()[0].Paused() {
-			return errors.New("not paused")
+		if got := r.handler(1).values(); !slices.Equal(got, numbers(0, n)) {
+			return fmt.Errorf("the other partition has %d of %d records", len(got), n)
 		}
 		return nil
 	})
-	if got := len(r.Partitions()[0].batches); got > 4 {
-		t.Errorf("%d batches held, want at most the buffer's 4", got)
+	if got := len(r.Partitions()[0].batches); got > 4 || !r.Partitions()[0].Paused() {
+		t.Errorf("%d batches held, paused %v; want it paused with at most the buffer's 4", got, r.Partitions()[0].Paused())
 	}
-	close(release)
+	release()
 	r.live()
-	if got := r.handler(0).values(); !slices.Equal(got, numbers(0, 40)) {
-		t.Errorf("records %v, want 40 in order", got)
+	if got := r.handler(0).values(); !slices.Equal(got, numbers(0, n)) {
+		t.Errorf("records %v, want %d in order", got, n)
 	}
 	r.eventually(func() error {
 		if r.Partitions()[0].Paused() {
@@ -487,31 +513,25 @@ func TestAHandlerThatHangsIsPaused(t *testing.T) {
 // drops everything and restores, and never jumps over the hole in silence.
 func TestOffsetOutOfRangeRestoresAgain(t *testing.T) {
 	r := newRig(t, 2)
-	release := make(chan struct{})
+	var release func()
 	var start atomic.Int64
 	r.run(func(h *handler) {
 		h.restore = func(int) (int64, error) { return start.Load() * int64(1-h.partition), nil }
 		if h.partition == 0 {
-			h.apply = func() { <-release }
+			h.apply, release = hang(t)
 		}
 	})
 	r.live()
-	for i := range 60 {
-		r.send(0, numbers(i, 1)...)
+	n := r.sendUntilPaused()
+	for i := range 5 {
+		r.send(0, numbers(n+i, 1)...)
 	}
-	r.send(1, "other")
-	r.eventually(func() error {
-		if !r.Partitions()[0].Paused() {
-			return errors.New("not paused")
-		}
-		return nil
-	})
-	start.Store(55)
-	testcontainers.DeleteRecords(t, r.broker, r.topic, 0, 55)
-	close(release)
+	start.Store(int64(n) + 2)
+	testcontainers.DeleteRecords(t, r.broker, r.topic, 0, start.Load())
+	release()
 	r.live()
 	h := r.handler(0)
-	if got := h.values(); !slices.Equal(got, numbers(55, 5)) {
+	if got := h.values(); !slices.Equal(got, numbers(n+2, 3)) {
 		t.Errorf("records after the restore %v, want those still in the log", got)
 	}
 	calls, reasons := h.seen()
