@@ -28,8 +28,9 @@ type Handler interface {
 	// moment has been applied. While brokers do not answer, or the partition is
 	// behind, it is not called.
 	Current(at time.Time)
-	// Tick is called between batches, about every Config.Tick.
-	Tick(now time.Time)
+	// Tick is called between batches, about every Config.Tick. An error has
+	// the partition dropped and restored again.
+	Tick(now time.Time) error
 	// Drop forgets everything: what was read is no longer the log's. The next
 	// call is Restore.
 	Drop(reason error)

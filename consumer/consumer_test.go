@@ -110,11 +110,12 @@ func (h *handler) Current(at time.Time) {
 	h.current = at
 }
 
-func (h *handler) Tick(time.Time) {
+func (h *handler) Tick(time.Time) error {
 	defer h.enter("tick")()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.ticks++
+	return nil
 }
 
 func (h *handler) Drop(reason error) {

@@ -206,12 +206,15 @@ func (p *Partition) read(ctx context.Context) error {
 				p.resume()
 			}
 		case e := <-p.endings:
+			p.setProblem(nil)
 			if p.position.Load() >= e.offset {
 				p.handler.Current(e.at)
 			}
 			p.advance()
 		case now := <-tick.C:
-			p.handler.Tick(now)
+			if err := p.handler.Tick(now); err != nil {
+				return err
+			}
 		}
 	}
 }
@@ -242,7 +245,9 @@ func (p *Partition) advance() {
 		return
 	}
 	p.state.Store(int32(Live))
-	p.handler.Tick(time.Now())
+	if err := p.handler.Tick(time.Now()); err != nil {
+		p.reset(err)
+	}
 	p.c.cfg.Logger.Info("live", "topic", p.c.cfg.Topic, "partition", p.Number,
 		"start", p.start.Load(), "position", p.position.Load())
 }

@@ -317,7 +317,7 @@ func (p *partition) forget(k *rank) {
 	p.counts.add(workersForgotten, 1)
 	p.ranks.Add(-1)
 	p.listing.Delete(k.id())
-	if k.saved.manifest && p.saver.ready.Load() { // else adopt finds it when the duty is taken
+	if k.saved.manifest && p.hasDuty() { // else adopt finds it when the duty is taken
 		p.forgotten[k.id()] = k.lastOffset
 	}
 }

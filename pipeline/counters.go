@@ -42,6 +42,7 @@ const (
 	snapshotFailures
 	snapshotBytes
 	snapshotFenced
+	snapshotRefused
 	numCounters
 )
 
@@ -82,6 +83,7 @@ var counterNames = [numCounters]struct{ name, help string }{
 	snapshotRounds:        {"snapshot_rounds_total", "Snapshot rounds written."},
 	snapshotFailures:      {"snapshot_failures_total", "Snapshot rounds that failed and are tried again."},
 	snapshotBytes:         {"snapshot_bytes_total", "Bytes of snapshot records written, before compression."},
+	snapshotRefused:       {"snapshot_refused_total", "Worker-ranks that a round left out: behind what is on the topic, or to be dumped whole."},
 	snapshotFenced:        {"snapshot_fenced_total", "Times that another instance took over writing a partition's snapshots."},
 }
 

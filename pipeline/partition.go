@@ -42,6 +42,7 @@ type partition struct {
 	ranks   atomic.Int64
 	reread  atomic.Int64 // records read again since the last restore
 	took    atomic.Int64 // nanoseconds the last restore took, until replay began
+	passed  atomic.Int64 // worker-ranks on the snapshot topic that are not served here
 	saver   *saver       // nil without snapshots
 }
 
@@ -81,11 +82,11 @@ func (p *partition) Apply(records []*kgo.Record, next int64, epoch int32) {
 func (p *partition) Current(at time.Time) { p.clock.upTo(at) }
 
 // Tick implements consumer.Handler.
-func (p *partition) Tick(now time.Time) {
+func (p *partition) Tick(now time.Time) error {
 	for _, w := range p.workers {
 		w.takeNotice(p)
 	}
-	p.saveTick(now)
+	return p.saveTick(now)
 }
 
 // Drop implements consumer.Handler: everything read so far is of a log that is
@@ -106,9 +107,11 @@ func (p *partition) Drop(reason error) {
 	p.position, p.leaderEpoch, p.nextExpiry = 0, -1, never
 	p.clock.reset()
 	p.save.incarnation++
+	p.save.adopted = 0
 	p.save.passed = map[snapshot.ID]bool{}
+	p.passed.Store(0)
 	if p.saver != nil {
-		p.saver.dropped.Store(true)
+		p.saver.drop()
 	}
 }
 

@@ -102,9 +102,6 @@ func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consu
 			}
 		}
 	}
-	if table.Bad() > 0 {
-		start = bounds.Start
-	}
 	p.saver.offer(reader)
 	return start, nil
 }
@@ -210,6 +207,7 @@ func (p *partition) restored(m *schemas.Manifest, seq int64) (*rank, error) {
 	model, err := p.stage.models.get(modelKey{m.Model, m.BlockSize, m.Hasher})
 	if err != nil {
 		p.save.passed[snapshot.ID{Worker: m.Worker, Rank: m.Rank}] = true
+		p.passed.Store(int64(len(p.save.passed)))
 		p.log.Warn("snapshot of a worker-rank is passed over", "worker", m.Worker, "rank", m.Rank, "error", err)
 		return nil, nil
 	}
@@ -217,12 +215,14 @@ func (p *partition) restored(m *schemas.Manifest, seq int64) (*rank, error) {
 	if w == nil {
 		w = &worker{name: m.Worker}
 	}
+	// A retired worker is owned too: a late record on another partition must
+	// not bring it back.
 	retired, at := m.Retired, m.RetiredAt
-	if !retired && (!w.owned || m.Epoch > w.epoch) {
+	if !w.owned || m.Epoch > w.epoch {
 		granted, _ := p.stage.owners.claim(m.Worker, claim{partition: p.number, epoch: max(m.Epoch, w.epoch), since: m.EpochStarted, worker: w})
 		if granted {
 			w.owned, w.epoch, w.since = true, max(m.Epoch, w.epoch), m.EpochStarted
-		} else {
+		} else if !retired {
 			retired, at = true, m.LastHeard
 		}
 	}

@@ -22,23 +22,33 @@ type saver struct {
 	results chan roundResult      // back to it
 	duties  chan bool             // the duty was given or taken; only the newest counts
 	readers chan *snapshot.Reader // what restore read, for the first takeover to go on from
+	drops   chan struct{}         // the partition forgot everything: the topic must be looked at anew
+	turns   int64                 // how many times the duty was taken up
 
-	dropped atomic.Bool // the partition forgot everything: what is on the topic must be looked at anew
-
-	// Shared, for status.
-	ready   atomic.Bool  // the duty was taken up: rounds are wanted
+	// Shared.
+	turn    atomic.Int64 // number of the present turn, 0 if this instance is not writing
 	floor   atomic.Int64 // on the topic, -1 if none or unknown
 	written atomic.Int64 // unix milliseconds of the last round written, 0 if none
 	problem atomic.Pointer[string]
 }
 
-// roundResult is what became of a round; without one it is the manifests that
-// were on the topic when the duty was taken up.
+// roundResult is what became of a round; without one it is what was on the
+// topic when the duty was taken up.
 type roundResult struct {
 	round *round
 	snapshot.Result
-	err     error
-	onTopic []schemas.Manifest
+	err error
+
+	turn    int64
+	onTopic []onTopic
+}
+
+// onTopic is a worker-rank that has a manifest.
+type onTopic struct {
+	id         snapshot.ID
+	w          int64
+	lastOffset int64 // of its last record, -1 if the manifest cannot be read
+	readable   bool
 }
 
 func newSaver(p *partition) *saver {
@@ -49,6 +59,7 @@ func newSaver(p *partition) *saver {
 		results: make(chan roundResult, 2),
 		duties:  make(chan bool, 1),
 		readers: make(chan *snapshot.Reader, 1),
+		drops:   make(chan struct{}, 1),
 	}
 	s.floor.Store(-1)
 	return s
@@ -76,6 +87,15 @@ func (s *saver) assign(has bool) {
 	s.duties <- has
 }
 
+// drop says that the partition forgot everything it held.
+func (s *saver) drop() {
+	s.floor.Store(-1)
+	select {
+	case s.drops <- struct{}{}:
+	default:
+	}
+}
+
 func (s *saver) setProblem(err error) {
 	if err == nil {
 		s.problem.Store(nil)
@@ -88,6 +108,7 @@ func (s *saver) setProblem(err error) {
 // run is the saver's goroutine.
 func (s *saver) run(ctx context.Context) {
 	has := false
+	failed := time.Duration(0) // the pause after the last failure
 	var again <-chan time.Time // after being fenced: when to see whether the group still means this instance
 	for {
 		if !has {
@@ -97,12 +118,17 @@ func (s *saver) run(ctx context.Context) {
 			case has = <-s.duties:
 			case <-again:
 				has = s.p.stage.assigned(s.p.number)
+			case r := <-s.rounds: // sent at the moment a turn ended
+				s.answer(ctx, roundResult{round: r, err: errDutyTaken})
+				continue
 			}
-			again = nil
+			again, failed = nil, 0
 			continue
 		}
 		err := s.serve(ctx)
-		s.ready.Store(false)
+		if s.turn.Swap(0) != 0 {
+			failed = 0
+		}
 		switch {
 		case ctx.Err() != nil:
 			return
@@ -120,20 +146,26 @@ func (s *saver) run(ctx context.Context) {
 		default:
 			wait := s.p.stage.cfg.Tick
 			if !errors.Is(err, errNotLive) && !errors.Is(err, errDropped) {
-				wait = s.p.stage.saveRetry
+				failed = min(max(2*failed, s.p.stage.saveRetry), maxSaveRetry)
+				wait = failed
 				s.setProblem(err)
 				s.p.counts.add(snapshotFailures, 1)
-				s.log.Error("snapshots are not being written, trying again", "error", err)
+				s.log.Error("snapshots are not being written, trying again", "error", err, "wait", wait)
 			}
 			select {
 			case <-ctx.Done():
 				return
 			case has = <-s.duties:
+			case r := <-s.rounds:
+				s.answer(ctx, roundResult{round: r, err: errDropped})
 			case <-time.After(wait):
 			}
 		}
 	}
 }
+
+// maxSaveRetry is the longest pause between two attempts to take up the duty.
+const maxSaveRetry = 30 * time.Second
 
 // fencedPause is how long a fenced writer leaves the duty alone although the
 // group still deals it to this instance.
@@ -147,12 +179,15 @@ var (
 
 // serve takes up the duty and writes rounds until something ends it.
 func (s *saver) serve(ctx context.Context) error {
+	select {
+	case <-s.drops: // what follows looks anew
+	default:
+	}
 	// A partition that is still catching up is below what is on the topic: it
 	// could only be refused, and would fence one that is not.
 	if !s.p.stage.live(s.p.number) {
 		return errNotLive
 	}
-	s.dropped.Store(false)
 	cfg := &s.p.stage.cfg
 	topic := s.p.stage.consumer.Topic()
 	source := snapshot.Source{Topic: topic.Name, ID: topic.ID, Partitions: topic.Partitions}
@@ -197,27 +232,30 @@ func (s *saver) serve(ctx context.Context) error {
 			return err
 		}
 	}
+	s.turns++
+	s.turn.Store(s.turns)
 	s.tell(ctx, w)
 	s.setProblem(nil)
 	s.log.Info("writing this partition's snapshots")
-	s.ready.Store(true)
 	return s.write(ctx, w, source)
 }
 
-// tell gives the partition what is on the topic.
+// tell gives the partition what is on the topic; it gives rounds in return.
 func (s *saver) tell(ctx context.Context, w *snapshot.Writer) {
 	t := w.Table()
-	var all []schemas.Manifest
+	all := make([]onTopic, 0, len(t.IDs()))
 	for _, id := range t.IDs() {
 		if m := t.Manifest(id); m != nil {
-			all = append(all, schemas.Manifest{Worker: m.Worker, Rank: m.Rank, W: m.W, LastOffset: m.LastOffset})
+			all = append(all, onTopic{id, m.W, m.LastOffset, true})
+		} else {
+			all = append(all, onTopic{id: id, lastOffset: -1})
 		}
 	}
 	s.floor.Store(-1)
 	if f, ok := t.Floor(); ok {
 		s.floor.Store(f.Offset)
 	}
-	s.answer(ctx, roundResult{onTopic: all})
+	s.answer(ctx, roundResult{turn: s.turns, onTopic: all})
 }
 
 func (s *saver) answer(ctx context.Context, r roundResult) {
@@ -237,11 +275,14 @@ func (s *saver) write(ctx context.Context, w *snapshot.Writer, source snapshot.S
 			if !has {
 				return errDutyTaken
 			}
+		case <-s.drops:
+			return errDropped
 		case r := <-s.rounds:
-			// Offsets of a log that is gone must not be written as this one's.
-			if s.dropped.Load() || r.topicID != source.ID {
+			// A round of an earlier turn may be of a log that is gone, and so may
+			// one of a partition that has yet to hear of its topic's end.
+			if r.turn != s.turns || r.topicID != source.ID {
 				s.answer(ctx, roundResult{round: r, err: errDropped})
-				return errDropped
+				continue
 			}
 			res, err := w.Write(ctx, r.Round)
 			s.answer(ctx, roundResult{round: r, Result: res, err: err})

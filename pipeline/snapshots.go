@@ -46,8 +46,9 @@ func (s *savedState) weigh(bytes int) {
 
 // saving is the partition's side of its saver.
 type saving struct {
-	incarnation int  // of what the partition holds; a result of an older one only says that the round is over
-	busy        bool // a round is with the saver
+	incarnation int   // of what the partition holds; a result of an older one only says that the round is over
+	adopted     int64 // the saver's turn whose start was taken notice of
+	busy        bool  // a round is with the saver
 	candidates  []snapshot.Candidate
 	picks       []snapshot.Pick
 	free        []*snapshot.Packed   // to be used again
@@ -58,7 +59,8 @@ type saving struct {
 type round struct {
 	snapshot.Round
 	incarnation int
-	topicID     [16]byte // of the log that the positions are of
+	turn        int64    // of the saver that it is for
+	topicID     [16]byte // of the log that its offsets are of
 }
 
 // manifests returns those that the round writes.
@@ -72,20 +74,37 @@ func (r *round) manifests() (all []*schemas.Manifest) {
 	return all
 }
 
+// hasDuty reports whether rounds are wanted: the saver has taken up the duty,
+// and the partition has taken notice of what was on the topic then.
+func (p *partition) hasDuty() bool {
+	return p.saver != nil && p.save.adopted != 0 && p.save.adopted == p.saver.turn.Load()
+}
+
 // saveTick takes up what the saver has finished and gives it what is due.
-func (p *partition) saveTick(now time.Time) {
+func (p *partition) saveTick(now time.Time) error {
 	if p.saver == nil {
-		return
+		return nil
 	}
-	select {
-	case done := <-p.saver.results:
-		p.saveDone(done, now)
-	default:
+	for {
+		select {
+		case done := <-p.saver.results:
+			if err := p.saveDone(done, now); err != nil {
+				return err
+			}
+			continue
+		default:
+		}
+		break
 	}
-	if p.save.busy || !p.saver.ready.Load() {
-		return
+	if !p.save.busy && p.hasDuty() {
+		p.give(p.nextRound(now, p.stage.budget, false))
 	}
-	if r := p.nextRound(now, false); r != nil {
+	return nil
+}
+
+// give hands a round to the saver, if there is one.
+func (p *partition) give(r *round) {
+	if r != nil {
 		p.save.busy = true
 		p.saver.rounds <- r // there is room: no other round is under way
 	}
@@ -94,33 +113,30 @@ func (p *partition) saveTick(now time.Time) {
 // saveLast writes everything that has changed, for the next start to have
 // little to replay, as far as the context lets it.
 func (p *partition) saveLast(ctx context.Context) {
-	if p.saver == nil {
-		return
-	}
-	for p.saver.ready.Load() {
+	wake := time.NewTicker(100 * time.Millisecond)
+	defer wake.Stop()
+	for p.hasDuty() && ctx.Err() == nil {
 		if !p.save.busy {
-			r := p.nextRound(time.Now(), true)
-			if r == nil {
-				return
-			}
-			p.save.busy = true
-			p.saver.rounds <- r
+			p.give(p.nextRound(time.Now(), snapshot.NewBudget(0, 0), true))
+		}
+		if !p.save.busy {
+			return
 		}
 		select {
 		case done := <-p.saver.results:
-			p.saveDone(done, time.Now())
-			if done.err != nil {
+			// Who is behind, or cannot write now, will not get further here.
+			if err := p.saveDone(done, time.Now()); err != nil || done.err != nil || done.round != nil && len(done.Written) == 0 {
 				return
 			}
+		case <-wake.C: // the saver may have lost the duty
 		case <-ctx.Done():
-			return
 		}
 	}
 }
 
-// nextRound copies what is due into a round, or returns nil. With all set, what
-// has changed at all is due.
-func (p *partition) nextRound(now time.Time, all bool) *round {
+// nextRound copies what is due into a round, or returns nil. With all set,
+// whatever had a record since its W is due.
+func (p *partition) nextRound(now time.Time, budget *snapshot.Budget, all bool) *round {
 	s := &p.save
 	s.candidates, s.picks = s.candidates[:0], s.picks[:0]
 	policy := p.stage.policy
@@ -132,18 +148,22 @@ func (p *partition) nextRound(now time.Time, all bool) *round {
 			if all && !k.saved.dirty {
 				continue
 			}
-			s.candidates = append(s.candidates, snapshot.Candidate{ID: k.id(), Counters: snapshot.Counters{
+			c := snapshot.Counters{
 				EventBytes:  k.saved.bytes,
 				Blocks:      k.held(),
 				Changed:     k.changedAt > k.saved.w,
 				HasManifest: k.saved.manifest,
 				Saved:       k.saved.at,
-				Force:       k.saved.force || all,
-			}})
+				Force:       k.saved.force,
+			}
+			if all {
+				c.Saved = time.Time{} // older than any age
+			}
+			s.candidates = append(s.candidates, snapshot.Candidate{ID: k.id(), Counters: c})
 		}
 	}
-	s.picks = policy.Plan(s.picks, s.candidates, p.stage.budget, now)
-	r := &round{Round: snapshot.Round{Position: p.position}, incarnation: s.incarnation, topicID: p.topicID}
+	s.picks = policy.Plan(s.picks, s.candidates, budget, now)
+	r := &round{Round: snapshot.Round{Position: p.position}, incarnation: s.incarnation, turn: s.adopted, topicID: p.topicID}
 	floor := p.saver.floor.Load()
 	for id, last := range p.forgotten {
 		if floor > last {
@@ -236,10 +256,9 @@ func (p *partition) manifest(k *rank) schemas.Manifest {
 }
 
 // saveDone books what became of a round.
-func (p *partition) saveDone(done roundResult, now time.Time) {
+func (p *partition) saveDone(done roundResult, now time.Time) error {
 	if done.round == nil { // the saver took up the duty and read what is on the topic
-		p.adopt(done.onTopic)
-		return
+		return p.adopt(done)
 	}
 	s := &p.save
 	s.busy = false
@@ -249,7 +268,7 @@ func (p *partition) saveDone(done roundResult, now time.Time) {
 		}
 	}
 	if done.round.incarnation != s.incarnation {
-		return
+		return nil
 	}
 	if done.err == nil {
 		for _, id := range done.round.Deletes {
@@ -282,28 +301,37 @@ func (p *partition) saveDone(done roundResult, now time.Time) {
 		}
 	}
 	for _, refused := range done.Refused {
+		p.counts.add(snapshotRefused, 1)
+		if passed, more := p.limiter.allow(snapshotRefused, now); passed {
+			p.log.Warn("snapshot of a worker-rank was not written, it will be tried again", "worker", refused.ID.Worker, "rank", refused.ID.Rank,
+				"offset", done.round.Position, "error", refused.Err, "not_logged", more)
+		}
 		if k := p.rank(refused.ID); k != nil {
 			k.saved.refused(refused.Err)
 		}
 	}
+	return nil
 }
+
+// errSnapshotsAppeared has a partition restored again that was restored without
+// the snapshot topic.
+var errSnapshotsAppeared = errors.New("the snapshot topic, which was missing at the restore, is there and holds snapshots")
 
 // adopt learns what is on the topic when the duty is taken up: a manifest of a
 // worker-rank that is forgotten here is to go, one that another instance wrote
-// is there.
-func (p *partition) adopt(onTopic []schemas.Manifest) {
-	there := make(map[snapshot.ID]int64, len(onTopic))
+// is there, one that cannot be read is as good as none.
+func (p *partition) adopt(done roundResult) error {
+	there := make(map[snapshot.ID]int64, len(done.onTopic))
 	clear(p.forgotten) // another instance may have removed them, or written them anew
-	for _, m := range onTopic {
-		id := snapshot.ID{Worker: m.Worker, Rank: m.Rank}
-		there[id] = m.W
-		if p.blind && p.rank(id) == nil {
-			p.log.Error("a snapshot appeared that was not there at the restore: it is neither answered from nor removed until a restart",
-				"worker", m.Worker, "rank", m.Rank)
-			p.save.passed[id] = true
+	for _, m := range done.onTopic {
+		if m.readable {
+			if p.blind {
+				return errSnapshotsAppeared
+			}
+			there[m.id] = m.w
 		}
-		if p.rank(id) == nil && m.W <= p.position && !p.save.passed[id] {
-			p.forgotten[id] = m.LastOffset
+		if p.rank(m.id) == nil && m.w <= p.position && !p.save.passed[m.id] {
+			p.forgotten[m.id] = m.lastOffset
 		}
 	}
 	for _, w := range p.workers {
@@ -315,6 +343,8 @@ func (p *partition) adopt(onTopic []schemas.Manifest) {
 			k.saved.manifest, k.saved.w = ok, w
 		}
 	}
+	p.save.adopted = done.turn
+	return nil
 }
 
 func (p *partition) rank(id snapshot.ID) *rank {

@@ -166,7 +166,7 @@ func (s *Stage) run(ctx context.Context) error {
 	go func() {
 		defer close(dutyDone)
 		if s.cfg.SnapshotTopic != "" {
-			s.followDuty(reading)
+			s.followDuty(s.saving) // the last rounds are written under it
 		}
 	}()
 
@@ -264,8 +264,6 @@ func (s *Stage) followDuty(ctx context.Context) {
 		case <-look.C:
 			s.lookForPlace(ctx)
 		case <-ctx.Done():
-			// The savers write their last rounds under the duty they have;
-			// leaving afterwards would be cleaner, but fencing makes either safe.
 			duty.Close()
 			return
 		case e, ok := <-duty.Events():

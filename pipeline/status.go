@@ -153,9 +153,12 @@ func (s *Stage) Status() query.Status {
 			row.RestoreSeconds = time.Duration(p.took.Load()).Seconds()
 			if v := p.saver; v != nil {
 				row.Floor = v.floor.Load()
-				row.SnapshotDuty = v.ready.Load()
-				if at := v.written.Load(); at > 0 {
+				row.SnapshotDuty = v.turn.Load() != 0
+				if at := v.written.Load(); at > 0 && row.SnapshotDuty {
 					row.SnapshotAge = now.Sub(time.UnixMilli(at))
+				}
+				if n := p.passed.Load(); n > 0 {
+					st.Warnings = append(st.Warnings, fmt.Sprintf("%s/%d: snapshots of %d worker-ranks of models not served here hold the floor", s.cfg.Topic, cp.Number, n))
 				}
 				if problem := v.problem.Load(); problem != nil {
 					st.Warnings = append(st.Warnings, fmt.Sprintf("snapshots of %s/%d: %s", s.cfg.Topic, cp.Number, *problem))

@@ -423,6 +423,7 @@ func TestSourceChanged(t *testing.T) {
 				if err := wr.Discard(deadline(t), func(m *schemas.Manifest) bool { return m.TopicID != w.source.ID || m.Partitions != w.source.Partitions }); err != nil {
 					t.Fatal(err)
 				}
+				settled(t, b, w.topic, 0)
 				table := w.read(t, 0).Table()
 				wantState(t, state(t, table), map[ID]saved{idA: savedAs(dump(idA, 2, nil), locals(2, 10))})
 				if f, ok := table.Floor(); ok {
