@@ -318,7 +318,9 @@ func (p *partition) forget(k *rank) {
 	p.ranks.Add(-1)
 	p.listing.Delete(k.id())
 	if k.saved.manifest && p.hasDuty() { // else adopt finds it when the duty is taken
-		p.forgotten[k.id()] = k.lastOffset
+		m := p.manifest(k)
+		m.W = k.saved.w
+		p.forgotten[k.id()] = newGoner(m, k.lastOffset)
 	}
 }
 

@@ -30,10 +30,10 @@ type partition struct {
 	batch       schemas.Batch // of the record under way, reused
 	limiter     logLimiter
 	save        saving
-	forgotten   map[snapshot.ID]int64 // last offset of worker-ranks whose manifest is to go
-	blind       bool                  // restored without the snapshot topic, which was not there
-	loaded      int64                 // what restore put back: blocks
-	replayTo    int64                 // the end when replay began: records before it are read again
+	forgotten   map[snapshot.ID]*goner // worker-ranks whose manifest is to go
+	blind       bool                   // restored without the snapshot topic, which was not there
+	loaded      int64                  // what restore put back: blocks
+	replayTo    int64                  // the end when replay began: records before it are read again
 
 	// Shared.
 	counts  counters
@@ -52,7 +52,7 @@ func newPartition(s *Stage, n int32) *partition {
 		number:      n,
 		log:         s.log.With("topic", s.cfg.Topic, "partition", n),
 		workers:     map[string]*worker{},
-		forgotten:   map[snapshot.ID]int64{},
+		forgotten:   map[snapshot.ID]*goner{},
 		leaderEpoch: -1,
 		nextExpiry:  never,
 	}

@@ -218,7 +218,8 @@ func (p *partition) restored(m *schemas.Manifest, seq int64) (*rank, error) {
 	// A retired worker is owned too: a late record on another partition must
 	// not bring it back.
 	retired, at := m.Retired, m.RetiredAt
-	if !w.owned || m.Epoch > w.epoch {
+	forgotten := retired && at == forgottenAt
+	if !forgotten && (!w.owned || m.Epoch > w.epoch) {
 		granted, _ := p.stage.owners.claim(m.Worker, claim{partition: p.number, epoch: max(m.Epoch, w.epoch), since: m.EpochStarted, worker: w})
 		if granted {
 			w.owned, w.epoch, w.since = true, max(m.Epoch, w.epoch), m.EpochStarted

@@ -43,12 +43,10 @@ type roundResult struct {
 	onTopic []onTopic
 }
 
-// onTopic is a worker-rank that has a manifest.
+// onTopic is a worker-rank on the topic.
 type onTopic struct {
-	id         snapshot.ID
-	w          int64
-	lastOffset int64 // of its last record, -1 if the manifest cannot be read
-	readable   bool
+	id       snapshot.ID
+	manifest *schemas.Manifest // nil if it cannot be read; not to be changed
 }
 
 func newSaver(p *partition) *saver {
@@ -245,11 +243,7 @@ func (s *saver) tell(ctx context.Context, w *snapshot.Writer) {
 	t := w.Table()
 	all := make([]onTopic, 0, len(t.IDs()))
 	for _, id := range t.IDs() {
-		if m := t.Manifest(id); m != nil {
-			all = append(all, onTopic{id, m.W, m.LastOffset, true})
-		} else {
-			all = append(all, onTopic{id: id, lastOffset: -1})
-		}
+		all = append(all, onTopic{id, t.Manifest(id)})
 	}
 	s.floor.Store(-1)
 	if f, ok := t.Floor(); ok {

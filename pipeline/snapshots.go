@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"time"
 
@@ -54,6 +55,27 @@ type saving struct {
 	free        []*snapshot.Packed   // to be used again
 	passed      map[snapshot.ID]bool // on the topic but not loaded: neither written nor removed
 }
+
+// goner is a worker-rank that is forgotten but has a manifest on the topic. It
+// can go once a replay no longer reaches the worker-rank's records, which
+// would bring it back: once the floor is past them. A manifest that holds the
+// floor below them is first replaced by one that says that it is forgotten.
+type goner struct {
+	manifest schemas.Manifest // to be written in its place, but for W
+	w        int64            // of the manifest on the topic
+	after    int64            // the floor must be past this offset
+}
+
+// newGoner takes what a manifest said last of a worker-rank.
+func newGoner(m schemas.Manifest, after int64) *goner {
+	w := m.W
+	m.Retired, m.RetiredAt, m.Incomplete, m.LastOffset = true, forgottenAt, false, after
+	return &goner{manifest: m, w: w, after: after}
+}
+
+// forgottenAt is the time of retirement of one that is forgotten: the next
+// record after its W, whatever its time, finds it so long retired.
+const forgottenAt = math.MinInt64 / 4
 
 // round is a snapshot.Round on its way to the saver and back.
 type round struct {
@@ -165,12 +187,17 @@ func (p *partition) nextRound(now time.Time, budget *snapshot.Budget, all bool) 
 	s.picks = policy.Plan(s.picks, s.candidates, budget, now)
 	r := &round{Round: snapshot.Round{Position: p.position}, incarnation: s.incarnation, turn: s.adopted, topicID: p.topicID}
 	floor := p.saver.floor.Load()
-	for id, last := range p.forgotten {
-		if floor > last {
+	for id, g := range p.forgotten {
+		switch {
+		case floor > g.after:
 			r.Deletes = append(r.Deletes, id)
+		case g.w <= g.after && len(r.Dumps) < roundCount:
+			m := g.manifest
+			m.W, m.LeaderEpoch = p.position, p.leaderEpoch
+			r.Dumps = append(r.Dumps, snapshot.Dump{Manifest: m})
 		}
 	}
-	if len(s.picks) == 0 && len(r.Deletes) == 0 {
+	if len(s.picks) == 0 && len(r.Deletes) == 0 && len(r.Dumps) == 0 {
 		return nil
 	}
 	s.picks = p.withSiblings(s.picks)
@@ -263,7 +290,7 @@ func (p *partition) saveDone(done roundResult, now time.Time) error {
 	s := &p.save
 	s.busy = false
 	for _, d := range done.round.Dumps {
-		if len(s.free) < freePacked {
+		if d.Blocks != nil && len(s.free) < freePacked {
 			s.free = append(s.free, d.Blocks)
 		}
 	}
@@ -286,8 +313,13 @@ func (p *partition) saveDone(done roundResult, now time.Time) error {
 	// one behind.
 	for _, m := range done.round.manifests() {
 		id := snapshot.ID{Worker: m.Worker, Rank: m.Rank}
-		if p.rank(id) == nil && slices.Contains(done.Written, id) {
-			p.forgotten[id] = m.LastOffset
+		if p.rank(id) != nil || !slices.Contains(done.Written, id) {
+			continue
+		}
+		if g := p.forgotten[id]; g != nil {
+			g.w = m.W
+		} else {
+			p.forgotten[id] = newGoner(*m, p.position-1)
 		}
 	}
 	// Everything else of the round is as it was before.
@@ -323,16 +355,23 @@ var errSnapshotsAppeared = errors.New("the snapshot topic, which was missing at 
 func (p *partition) adopt(done roundResult) error {
 	there := make(map[snapshot.ID]int64, len(done.onTopic))
 	clear(p.forgotten) // another instance may have removed them, or written them anew
-	for _, m := range done.onTopic {
-		if m.readable {
-			if p.blind {
+	for _, x := range done.onTopic {
+		var m schemas.Manifest
+		if x.manifest != nil {
+			if m = *x.manifest; p.blind {
 				return errSnapshotsAppeared
 			}
-			there[m.id] = m.w
+			there[x.id] = m.W
 		}
-		if p.rank(m.id) == nil && m.w <= p.position && !p.save.passed[m.id] {
-			p.forgotten[m.id] = m.lastOffset
+		if p.rank(x.id) != nil || m.W > p.position || p.save.passed[x.id] {
+			continue
 		}
+		// Where its last record is, nobody remembers.
+		g := newGoner(m, p.position-1)
+		if x.manifest == nil {
+			g.w = math.MaxInt64 // what cannot be read holds nothing
+		}
+		p.forgotten[x.id] = g
 	}
 	for _, w := range p.workers {
 		for _, k := range w.ranks {

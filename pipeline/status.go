@@ -79,7 +79,7 @@ func (s *Stage) Workers(model string) []query.WorkerStatus {
 		p.listing.Range(func(_, v any) bool {
 			k := v.(*rank)
 			st := k.status.Load()
-			if st == nil || model != "" && st.model.Name != model {
+			if st == nil || st.gone || model != "" && st.model.Name != model {
 				return true
 			}
 			age := p.clock.age(k.lastHeard.Load(), now)

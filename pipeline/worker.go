@@ -69,12 +69,13 @@ type rankStatus struct {
 	model   *query.Model
 	epoch   int64
 	retired bool
+	gone    bool // forgotten, but for the next record to find out
 }
 
 func (k *rank) id() snapshot.ID { return snapshot.ID{Worker: k.worker.name, Rank: k.number} }
 
 func (k *rank) publish() {
-	k.status.Store(&rankStatus{model: k.model, epoch: k.epoch, retired: k.retired})
+	k.status.Store(&rankStatus{model: k.model, epoch: k.epoch, retired: k.retired, gone: k.retired && k.retiredAt == forgottenAt})
 }
 
 // begin starts an epoch from an empty cache.
