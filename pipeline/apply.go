@@ -253,7 +253,7 @@ func (p *partition) event(k *rank, r *kgo.Record, e *schemas.Event, timestamp in
 			if r.Offset >= other.restoredW && !other.retired {
 				p.counts.add(workersRetired, 1)
 				other.retire(timestamp)
-				other.changedAt, other.saved.dirty, other.saved.together = r.Offset+1, true, true
+				other.changedAt, other.saved.dirty = r.Offset+1, true
 			}
 		}
 		p.counts.add(eventsApplied, 1)

@@ -23,7 +23,6 @@ type savedState struct {
 	bytes    int64     // of the records applied since its W
 	dirty    bool      // records were applied since its W
 	force    bool      // write it now
-	together bool      // retired with its siblings by a record of one of them, and not written since
 	inFlight bool      // part of the round being written
 	sent     struct {  // to be put back if that round fails
 		w     int64
@@ -186,21 +185,29 @@ func (p *partition) nextRound(now time.Time, budget *snapshot.Budget, all bool) 
 	}
 	s.picks = policy.Plan(s.picks, s.candidates, budget, now)
 	r := &round{Round: snapshot.Round{Position: p.position}, incarnation: s.incarnation, turn: s.adopted, topicID: p.topicID}
+	workers := map[string]bool{} // of which anything is written
+	for _, pick := range s.picks {
+		workers[pick.ID.Worker] = true
+	}
 	floor := p.saver.floor.Load()
 	for id, g := range p.forgotten {
-		switch {
-		case floor > g.after:
+		if floor > g.after {
 			r.Deletes = append(r.Deletes, id)
-		case g.w <= g.after && len(r.Dumps) < roundCount:
+		} else if g.w <= g.after && len(workers) < roundCount {
+			workers[id.Worker] = true
+		}
+	}
+	if len(workers) == 0 && len(r.Deletes) == 0 {
+		return nil
+	}
+	for id, g := range p.forgotten {
+		if workers[id.Worker] && floor <= g.after {
 			m := g.manifest
 			m.W, m.LeaderEpoch = p.position, p.leaderEpoch
 			r.Dumps = append(r.Dumps, snapshot.Dump{Manifest: m})
 		}
 	}
-	if len(s.picks) == 0 && len(r.Deletes) == 0 && len(r.Dumps) == 0 {
-		return nil
-	}
-	s.picks = p.withSiblings(s.picks)
+	s.picks = p.withSiblings(s.picks, workers)
 	for _, pick := range s.picks {
 		k := p.rank(pick.ID)
 		k.saved.inFlight = true
@@ -227,21 +234,29 @@ func (p *partition) nextRound(now time.Time, budget *snapshot.Budget, all bool) 
 	return r
 }
 
-// withSiblings adds to the picks the worker-ranks that must not be left behind
-// by them. A record that retires a worker is of one of its ranks, and a replay
-// passes it over for that rank once its W is past it: a sibling whose W is not
-// would come back to life.
-func (p *partition) withSiblings(picks []snapshot.Pick) []snapshot.Pick {
+// withSiblings adds to the picks the other ranks of the workers of which
+// anything is written, so that all ranks of a worker have one W. A record that
+// retires a worker is of one of its ranks, and a replay passes it over for that
+// rank once its W is past it: a sibling whose W is not would come back to life.
+func (p *partition) withSiblings(picks []snapshot.Pick, workers map[string]bool) []snapshot.Pick {
 	picked := make(map[snapshot.ID]bool, len(picks))
 	for _, pick := range picks {
 		picked[pick.ID] = true
 	}
-	for _, pick := range picks {
-		for _, k := range p.workers[pick.ID.Worker].ranks {
-			if k.saved.together && !picked[k.id()] {
-				picked[k.id()] = true
-				picks = append(picks, snapshot.Pick{ID: k.id(), Action: snapshot.DumpNow})
+	for name := range workers {
+		w := p.workers[name]
+		if w == nil {
+			continue // all its ranks are forgotten
+		}
+		for _, k := range w.ranks {
+			if picked[k.id()] {
+				continue
 			}
+			action := snapshot.RefreshNow
+			if k.changedAt > k.saved.w || !k.saved.manifest || k.saved.force {
+				action = snapshot.DumpNow
+			}
+			picks = append(picks, snapshot.Pick{ID: k.id(), Action: action})
 		}
 	}
 	return picks
@@ -305,7 +320,6 @@ func (p *partition) saveDone(done roundResult, now time.Time) error {
 	for _, id := range done.Written {
 		if k := p.rank(id); k != nil && k.saved.inFlight {
 			k.saved.inFlight, k.saved.force = false, false
-			k.saved.together = k.changedAt > k.saved.sent.w && k.saved.together
 			k.saved.manifest, k.saved.w, k.saved.at = true, k.saved.sent.w, now
 		}
 	}
