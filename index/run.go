@@ -127,7 +127,7 @@ func (x *RunIndex) Holds(slot Slot, h SeqHash) bool {
 	if k == nil {
 		return false
 	}
-	if _, ok := k.locate(h); ok {
+	if _, ok := k.locate(h, NoPosition); ok {
 		return true
 	}
 	return k.isParked(h)

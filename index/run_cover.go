@@ -27,6 +27,7 @@ type run struct {
 	holes     *[]hole // what slots hold past their cutoffs; nil if nothing
 	tail      uint32  // slots that hold block n-1
 	covering  uint32  // slots with a cutoff above 0
+	up        spot    // where the parent was when the run was made; like parent, it never changes
 	hasParent bool
 	sealed    bool // takes no more blocks, ever
 	dead      bool // replaced by another object, or gone
@@ -464,7 +465,7 @@ func (x *RunIndex) resize(r *run, capacity uint32) *run {
 	n := r.n.Load()
 	to := &run{
 		first: r.first, base: r.base, buf: make([]LocalHash, 2*capacity),
-		ref: r.ref, parent: r.parent, hasParent: r.hasParent, holes: r.holes,
+		ref: r.ref, parent: r.parent, up: r.up, hasParent: r.hasParent, holes: r.holes,
 		tail: r.tail, covering: r.covering, sealed: r.sealed,
 	}
 	copy(to.buf, r.buf[:n])

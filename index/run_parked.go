@@ -30,9 +30,11 @@ func (k *slotRuns) missing(at spot) SeqHash {
 		if !r.hasParent {
 			return 0
 		}
-		var ok bool
-		if at, ok = k.locate(r.parent); !ok {
-			return r.parent
+		if at = r.up; !k.is(at, r.parent) {
+			var ok bool
+			if at, ok = k.locate(r.parent, int32(r.base)-1); !ok {
+				return r.parent
+			}
 		}
 	}
 }
@@ -63,7 +65,7 @@ func (x *RunIndex) storeEach(k *slotRuns, s *Stored, seqs []SeqHash, at spot, po
 			e.Duplicate++
 		default:
 			var held bool
-			if at, held = k.locate(seq); held {
+			if at, held = k.locate(seq, claimed); held {
 				e.Duplicate++
 				placed, pos = true, at.ref.run.Load().base+at.p
 				break
@@ -136,7 +138,7 @@ func (x *RunIndex) arrived(k *slotRuns, at spot, seq SeqHash, e *Effect) {
 			child := b.nodes[above].child
 			n := b.nodes[child]
 			b.drop(child)
-			at, ok := k.locate(parent)
+			at, ok := k.locate(parent, NoPosition)
 			if !ok {
 				panic("BUG: a block that arrived is not there")
 			}
@@ -192,7 +194,7 @@ func (k *slotRuns) testClaims(arrived SeqHash, e *Effect) {
 		if c.waits != arrived {
 			continue
 		}
-		at, ok := k.locate(seq)
+		at, ok := k.locate(seq, NoPosition)
 		if !ok {
 			panic("BUG: claim about a block that is not there")
 		}

@@ -10,7 +10,7 @@ func (x *RunIndex) Remove(slot Slot, hashes []SeqHash) Effect {
 	}
 	var e Effect
 	for i := 0; i < len(hashes); {
-		at, ok := k.locate(hashes[i])
+		at, ok := k.locateNear(hashes[i])
 		if !ok {
 			if k.unpark(hashes[i]) {
 				e.Removed++

@@ -3,6 +3,7 @@
 package index
 
 import (
+	"bytes"
 	"cmp"
 	"math/bits"
 	"slices"
@@ -27,14 +28,17 @@ type slotRuns struct {
 	at     uint32  // its address, 0 if it has none or is in the table
 	near   spot    // where the last removal was
 
-	journal []stretch
-	next    uint32 // address of the next block
-	limit   int    // stretches at which to write the journal anew
+	journal   []stretch
+	low, high []byte // the last two bytes of the hash of each address, from 1; nil if full
+	next      uint32 // address of the next block
+	limit     int    // stretches at which to write the journal anew
 
 	words   []uint32 // open-addressed; 0 if empty
 	used    int      // words that are not 0
 	width   uint     // bits of an address in a word
-	indexed uint32   // addresses below are all in words
+	full    bool     // all addresses go into words, because scanning took too long
+	indexed uint32   // if full, addresses below are all in words
+	scanned uint64   // bytes of low scanned since the journal was written anew
 
 	parked *slotBlocks       // blocks whose parent is not held, and what is below them; nil if there are none
 	claims map[SeqHash]claim // of blocks in runs, out of reach, for which another position was claimed
@@ -52,14 +56,15 @@ type spot struct {
 type stretch struct {
 	ref *runRef
 	at  uint32 // address of the first
-	p   uint32 // its place in the run
+	pos uint32 // its position in the sequence
 }
 
 // reset forgets where blocks are.
 func (k *slotRuns) reset() {
 	k.cursor, k.near, k.at = spot{}, spot{}, 0
 	k.journal, k.next, k.limit = nil, 1, 0
-	k.words, k.used, k.indexed = nil, 0, 0
+	k.low, k.high = nil, nil
+	k.words, k.used, k.indexed, k.full, k.scanned = nil, 0, 0, false, 0
 }
 
 // covers reports whether the slot holds block p of a run that is not locked.
@@ -81,27 +86,30 @@ func (k *slotRuns) covers(r *run, p uint32) bool {
 
 // is reports whether the slot holds that hash at a spot.
 func (k *slotRuns) is(at spot, h SeqHash) bool {
+	if at.ref == nil {
+		return false
+	}
 	r := at.ref.run.Load()
 	return r != nil && at.p < r.n.Load() && r.seq(at.p) == h && k.covers(r, at.p)
 }
 
-// locate returns where the slot has a block in a run.
-func (k *slotRuns) locate(h SeqHash) (spot, bool) {
+// locate returns where the slot has a block in a run. pos is its position, if
+// something was said of it, else below 0.
+func (k *slotRuns) locate(h SeqHash, pos int32) (spot, bool) {
 	if k.held == 0 {
 		return spot{}, false
 	}
 	if k.cursor.ref != nil && k.seq == h && k.is(k.cursor, h) {
 		return k.cursor, true
 	}
-	if at := k.near; at.ref != nil {
-		for _, p := range [2]uint32{at.p - 1, at.p + 1} {
-			if s := (spot{at.ref, p}); k.is(s, h) {
-				return s, true
-			}
-		}
-	}
 	if at, ok := k.probe(h); ok {
 		return at, true
+	}
+	if !k.full {
+		if k.scanned < scanPerBlock*uint64(k.next)+scanFree {
+			return k.scan(h, pos)
+		}
+		k.full, k.indexed, k.low, k.high = true, 1, nil, nil
 	}
 	if k.indexed == k.next {
 		return spot{}, false
@@ -110,11 +118,76 @@ func (k *slotRuns) locate(h SeqHash) (spot, bool) {
 	return k.probe(h)
 }
 
-// find returns the spot of an address.
+// locateNear is locate for blocks to remove: many are next to the last one.
+func (k *slotRuns) locateNear(h SeqHash) (spot, bool) {
+	if at := k.near; at.ref != nil {
+		for _, p := range [2]uint32{at.p - 1, at.p + 1} {
+			if s := (spot{at.ref, p}); k.is(s, h) {
+				return s, true
+			}
+		}
+	}
+	return k.locate(h, NoPosition)
+}
+
+// find returns the spot of an address; ref is nil if the run is gone.
 func (k *slotRuns) find(address uint32) spot {
 	i := sort.Search(len(k.journal), func(i int) bool { return k.journal[i].at > address }) - 1
 	s := &k.journal[i]
-	return spot{s.ref, s.p + address - s.at}
+	return s.spot(address)
+}
+
+// spot returns where the block of an address of the stretch is.
+func (s *stretch) spot(address uint32) spot {
+	if r := s.ref.run.Load(); r != nil {
+		return spot{s.ref, s.pos + address - s.at - r.base}
+	}
+	return spot{}
+}
+
+// What may be scanned before all blocks go into the table: bytes for each block
+// of the journal, and bytes in any case.
+const (
+	scanPerBlock = 64
+	scanFree     = 1 << 16
+)
+
+// scan looks a hash up by two of its bytes, in what came last first: at its
+// position, then everywhere.
+func (k *slotRuns) scan(h SeqHash, pos int32) (spot, bool) {
+	low, high := byte(h), byte(h>>8)
+	if pos >= 0 {
+		end := k.next
+		for i := len(k.journal) - 1; i >= 0; i-- {
+			s := &k.journal[i]
+			if d := uint32(pos) - s.pos; d < end-s.at && k.low[s.at-1+d] == low && k.high[s.at-1+d] == high {
+				if at := s.spot(s.at + d); k.is(at, h) {
+					k.scanned += 8 * uint64(len(k.journal)-i)
+					return at, true
+				}
+			}
+			end = s.at
+		}
+	}
+	k.scanned += 8 * uint64(len(k.journal))
+	const step = 2048
+	for end := len(k.low); end > 0; end -= step {
+		start := max(0, end-step)
+		for i := start; ; i++ {
+			d := bytes.IndexByte(k.low[i:end], low)
+			if d < 0 {
+				break
+			}
+			if i += d; k.high[i] == high {
+				if at := k.find(uint32(i + 1)); k.is(at, h) {
+					k.scanned += uint64(len(k.low) - start)
+					return at, true
+				}
+			}
+		}
+	}
+	k.scanned += uint64(len(k.low))
+	return spot{}, false
 }
 
 // probe looks a hash up in the table.
@@ -158,11 +231,11 @@ func (k *slotRuns) room(n int) bool {
 
 // note puts the cursor's block into the table.
 func (k *slotRuns) note() {
-	if k.at == 0 || k.at < k.indexed {
+	if k.at == 0 || k.full && k.at < k.indexed {
 		return
 	}
 	if !k.room(1) {
-		k.rewriteTable(k.indexed > 1)
+		k.rewriteTable()
 		return
 	}
 	k.put(k.seq, k.at)
@@ -171,32 +244,33 @@ func (k *slotRuns) note() {
 
 // index puts all addresses into the table.
 func (k *slotRuns) index() {
-	if !k.room(int(k.next - max(k.indexed, 1))) {
-		k.rewriteTable(true)
+	if !k.room(int(k.next - k.indexed)) {
+		k.rewriteTable()
 		return
 	}
-	k.fill(max(k.indexed, 1))
+	k.fill(k.indexed)
 }
 
-// rewriteTable makes the table anew: of all blocks, or of the last ones of each
-// stretch.
-func (k *slotRuns) rewriteTable(all bool) {
+// rewriteTable makes the table anew: of all blocks, if full, or of the last ones
+// of each stretch.
+func (k *slotRuns) rewriteTable() {
 	n := len(k.journal)
-	if all {
+	if k.full {
 		n = int(k.next)
 	}
 	k.words = make([]uint32, n*2+32)
 	k.used, k.indexed, k.at = 0, 1, 0
 	k.width = uint(min(32, max(10, bits.Len64(2*uint64(k.next)))))
-	if all {
+	if k.full {
 		k.fill(1)
 		return
 	}
 	for i := range k.journal {
-		s := &k.journal[i]
-		last := k.end(i) - 1
-		if r := s.ref.run.Load(); r != nil && s.p+last-s.at < r.n.Load() {
-			k.put(r.seq(s.p+last-s.at), last)
+		s, last := &k.journal[i], k.end(i)-1
+		if at := s.spot(last); at.ref != nil {
+			if r := at.ref.run.Load(); at.p < r.n.Load() {
+				k.put(r.seq(at.p), last)
+			}
 		}
 	}
 }
@@ -218,10 +292,9 @@ func (k *slotRuns) fill(from uint32) {
 		if r == nil {
 			continue
 		}
-		a, b := max(s.at, from), k.end(i)
-		b = min(b, s.at+max(s.p, r.n.Load())-s.p)
-		for ; a < b; a++ {
-			k.put(r.seq(s.p+a-s.at), a)
+		n := r.n.Load()
+		for a, p := max(s.at, from), s.spot(max(s.at, from)).p; a < k.end(i) && p < n; a, p = a+1, p+1 {
+			k.put(r.seq(p), a)
 		}
 	}
 	k.indexed = k.next
@@ -229,13 +302,23 @@ func (k *slotRuns) fill(from uint32) {
 
 // gained notes in the journal that the slot has the blocks [a, b) of a run.
 func (k *slotRuns) gained(r *run, a, b uint32) {
-	if last := len(k.journal) - 1; last < 0 || k.journal[last].ref != r.ref || k.journal[last].p+k.next-k.journal[last].at != a {
-		k.journal = append(k.journal, stretch{r.ref, k.next, a})
+	pos := r.base + a
+	if i := len(k.journal) - 1; i < 0 || k.journal[i].ref != r.ref || k.journal[i].pos+k.next-k.journal[i].at != pos {
+		k.journal = append(k.journal, stretch{r.ref, k.next, pos})
 	}
 	if k.next+(b-a) < k.next {
 		panic("BUG: more addresses of blocks than 32 bits can name")
 	}
 	k.next += b - a
+	if k.full {
+		return
+	}
+	n := len(k.low)
+	k.low, k.high = slices.Grow(k.low, int(b-a))[:n+int(b-a)], slices.Grow(k.high, int(b-a))[:n+int(b-a)]
+	low, high := k.low[n:], k.high[n:]
+	for i, h := range r.seqs()[a:b] {
+		low[i], high[i] = byte(h), byte(h>>8)
+	}
 }
 
 // moveCursor notes where an event ended; at is its address, or 0.
@@ -259,8 +342,12 @@ func (k *slotRuns) tidy() {
 		return
 	}
 	refs := k.refs()
-	all := k.indexed > 1
-	k.journal, k.next = make([]stretch, 0, len(refs)+len(refs)/4), 1
+	k.full = k.full && k.scanned >= scanPerBlock*uint64(k.next)/2
+	k.journal, k.next, k.scanned = make([]stretch, 0, len(refs)+len(refs)/4), 1, 0
+	k.low, k.high = nil, nil
+	if !k.full {
+		k.low, k.high = make([]byte, 0, k.held*5/4+64), make([]byte, 0, k.held*5/4+64)
+	}
 	for _, ref := range refs {
 		r := ref.run.Load()
 		if c := r.cutoff(k.slot); c > 0 {
@@ -273,7 +360,7 @@ func (k *slotRuns) tidy() {
 		}
 	}
 	k.limit = 2*len(k.journal) + 64
-	k.rewriteTable(all)
+	k.rewriteTable()
 }
 
 // refs returns the runs of which the slot holds blocks, each once.

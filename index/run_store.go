@@ -69,7 +69,7 @@ func (x *RunIndex) store(slot Slot, s *Stored, scratch *[]SeqHash) (e Effect, er
 	}
 	at, pos, placed, reach := spot{}, uint32(0), true, true
 	if s.HasParent {
-		if at, placed = k.locate(s.Parent); placed {
+		if at, placed = k.locate(s.Parent, max(s.Position, 0)-1); placed {
 			pos = at.ref.run.Load().base + at.p + 1
 			// Whether the parent is in reach matters only to a claim that differs.
 			if s.Position != int32(pos) {
@@ -98,6 +98,7 @@ func (x *RunIndex) store(slot Slot, s *Stored, scratch *[]SeqHash) (e Effect, er
 // are new to the slot and where the last one is.
 func (x *RunIndex) place(k *slotRuns, at spot, hasParent bool, parent SeqHash, pos uint32, locals []LocalHash, seqs []SeqHash) (fresh int, last spot) {
 	i := 0
+	last = at
 	if hasParent {
 		n, f, ref := x.goOn(k, at.ref.lock(), at.p+1, locals, seqs)
 		if i, fresh = n, f; n > 0 {
@@ -110,7 +111,7 @@ func (x *RunIndex) place(k *slotRuns, at spot, hasParent bool, parent SeqHash, p
 		}
 		r := x.lockHead(seqs[i], pos+uint32(i), locals[i])
 		if r == nil {
-			r = x.newRun(hasParent, parent, pos+uint32(i), locals[i:], seqs[i])
+			r = x.newRun(last, hasParent, parent, pos+uint32(i), locals[i:], seqs[i])
 			if !x.insert(r) {
 				continue // another writer was first
 			}
@@ -127,9 +128,9 @@ func (x *RunIndex) place(k *slotRuns, at spot, hasParent bool, parent SeqHash, p
 }
 
 // newRun returns a locked run of one block, not published, with room for all.
-func (x *RunIndex) newRun(hasParent bool, parent SeqHash, pos uint32, locals []LocalHash, seq SeqHash) *run {
+func (x *RunIndex) newRun(up spot, hasParent bool, parent SeqHash, pos uint32, locals []LocalHash, seq SeqHash) *run {
 	c := min(max(len(locals), 8), maxRun)
-	r := &run{first: seq, base: pos, buf: make([]LocalHash, 2*c), ref: new(runRef), parent: parent, hasParent: hasParent}
+	r := &run{first: seq, base: pos, buf: make([]LocalHash, 2*c), ref: new(runRef), parent: parent, up: up, hasParent: hasParent}
 	r.buf[0], r.buf[c] = locals[0], LocalHash(seq)
 	r.ref.run.Store(r)
 	r.mu.Lock()
