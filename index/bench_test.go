@@ -13,6 +13,23 @@ import (
 
 const eventBlocks = 32
 
+// structures are the structures that the tests of allocation and the benchmarks
+// are run for.
+var structures = []struct {
+	name  string
+	empty func() index.Structure
+}{
+	{"positional", func() index.Structure { return index.NewPositionalIndex(0) }},
+	{"runs", func() index.Structure { return index.NewRunIndex() }},
+}
+
+// perStructure runs a benchmark for each structure.
+func perStructure(b *testing.B, f func(b *testing.B, empty func() index.Structure)) {
+	for _, s := range structures {
+		b.Run("structure="+s.name, func(b *testing.B) { f(b, s.empty) })
+	}
+}
+
 // events returns n chains of eventBlocks, a part of which share prefixes, and
 // their sequence hashes leaf first.
 func events(n int) (stores []index.Stored, removes [][]index.SeqHash) {
@@ -32,13 +49,17 @@ func events(n int) (stores []index.Stored, removes [][]index.SeqHash) {
 // BenchmarkStore stores prompts of 32 blocks, 24 of them new, into 64 slots,
 // starting over when they hold half a million.
 func BenchmarkStore(b *testing.B) {
+	perStructure(b, benchStore)
+}
+
+func benchStore(b *testing.B, empty func() index.Structure) {
 	stores, _ := events(20_000)
 	b.ReportAllocs()
-	s := index.NewPositionalIndex(0)
+	s := empty()
 	for i := 0; b.Loop(); i++ {
 		if i%len(stores) == 0 && i > 0 {
 			b.StopTimer()
-			s = index.NewPositionalIndex(0)
+			s = empty()
 			b.StartTimer()
 		}
 		_, _ = s.Store(index.Slot(i%64), stores[i%len(stores)])
@@ -48,8 +69,12 @@ func BenchmarkStore(b *testing.B) {
 
 // BenchmarkStoreDuplicate stores what is there.
 func BenchmarkStoreDuplicate(b *testing.B) {
+	perStructure(b, benchStoreDuplicate)
+}
+
+func benchStoreDuplicate(b *testing.B, empty func() index.Structure) {
 	stores, _ := events(1)
-	s := index.NewPositionalIndex(0)
+	s := empty()
 	b.ReportAllocs()
 	for b.Loop() {
 		_, _ = s.Store(0, stores[0])
@@ -59,10 +84,14 @@ func BenchmarkStoreDuplicate(b *testing.B) {
 
 // BenchmarkRemove removes the 24 new blocks of each prompt again, leaf first.
 func BenchmarkRemove(b *testing.B) {
+	perStructure(b, benchRemove)
+}
+
+func benchRemove(b *testing.B, empty func() index.Structure) {
 	stores, removes := events(20_000)
-	var s *index.PositionalIndex
+	var s index.Structure
 	fill := func() {
-		s = index.NewPositionalIndex(0)
+		s = empty()
 		for i := range stores {
 			_, _ = s.Store(index.Slot(i%64), stores[i])
 		}
@@ -83,7 +112,11 @@ func BenchmarkRemove(b *testing.B) {
 // BenchmarkRemoveMiddle takes a block out of the middle of a chain of 192 and
 // puts it back: all blocks behind it leave the map and return.
 func BenchmarkRemoveMiddle(b *testing.B) {
-	s := index.NewPositionalIndex(0)
+	perStructure(b, benchRemoveMiddle)
+}
+
+func benchRemoveMiddle(b *testing.B, empty func() index.Structure) {
+	s := empty()
 	a := chainOf("a", 192)
 	seqs := index.Chain(nil, a)
 	_, _ = s.Store(0, index.Stored{Position: 0, Locals: a})
@@ -97,8 +130,8 @@ func BenchmarkRemoveMiddle(b *testing.B) {
 
 // fleet returns an index of workers that hold the query's blocks up to depths
 // spread evenly, or all of them if same is set.
-func fleet(b *testing.B, workers int, same bool, query []index.LocalHash) *index.Index {
-	x := index.New(index.NewPositionalIndex(0))
+func fleet(b *testing.B, s index.Structure, workers int, same bool, query []index.LocalHash) *index.Index {
+	x := index.New(s)
 	load := indextest.NewWorkload(1, 0, 0)
 	for i := range workers {
 		w := x.AddWorker(fmt.Sprint(i), 0, nil)
@@ -114,6 +147,10 @@ func fleet(b *testing.B, workers int, same bool, query []index.LocalHash) *index
 
 // BenchmarkFind asks for 192 blocks.
 func BenchmarkFind(b *testing.B) {
+	perStructure(b, benchFind)
+}
+
+func benchFind(b *testing.B, empty func() index.Structure) {
 	query := chainOf("a", 192)
 	for _, c := range []struct {
 		name    string
@@ -131,7 +168,7 @@ func BenchmarkFind(b *testing.B) {
 		{"workers=7000/depths=one/top=10", 7000, true, index.Query{TopK: 10}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			x := fleet(b, c.workers, c.same, query)
+			x := fleet(b, empty(), c.workers, c.same, query)
 			c.q.Locals = query
 			var r index.Result
 			b.ReportAllocs()
@@ -141,7 +178,7 @@ func BenchmarkFind(b *testing.B) {
 		})
 	}
 	b.Run("workers=64/unknown prompt", func(b *testing.B) {
-		x := fleet(b, 64, true, query)
+		x := fleet(b, empty(), 64, true, query)
 		q := index.Query{Locals: chainOf("b", 192)}
 		var r index.Result
 		b.ReportAllocs()
@@ -154,8 +191,12 @@ func BenchmarkFind(b *testing.B) {
 // BenchmarkFindParallel has a writer at work on its own blocks of the same
 // prompts while all processors ask.
 func BenchmarkFindParallel(b *testing.B) {
+	perStructure(b, benchFindParallel)
+}
+
+func benchFindParallel(b *testing.B, empty func() index.Structure) {
 	query := chainOf("a", 192)
-	x := fleet(b, 64, false, query)
+	x := fleet(b, empty(), 64, false, query)
 	w := x.AddWorker("writer", 0, nil)
 	seqs := index.Chain(nil, query)
 	stop, stopped := make(chan struct{}), make(chan struct{})
@@ -220,7 +261,11 @@ func BenchmarkBlockHasher(b *testing.B) {
 
 // BenchmarkDump dumps and restores a worker of 16,384 blocks.
 func BenchmarkDump(b *testing.B) {
-	x := index.New(index.NewPositionalIndex(0))
+	perStructure(b, benchDump)
+}
+
+func benchDump(b *testing.B, empty func() index.Structure) {
+	x := index.New(empty())
 	w := x.AddWorker("w", 0, nil)
 	load := indextest.NewWorkload(1, 0, 0)
 	for range 128 {
@@ -236,7 +281,7 @@ func BenchmarkDump(b *testing.B) {
 	b.Run("dump and store", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			to := index.New(index.NewPositionalIndex(0)).AddWorker("w", 0, nil)
+			to := index.New(empty()).AddWorker("w", 0, nil)
 			w.Dump(func(t index.Tier, s index.Stored) bool {
 				_, err := to.Store(t, s)
 				return err == nil
