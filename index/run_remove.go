@@ -66,11 +66,12 @@ func (x *RunIndex) take(k *slotRuns, at spot, hashes []SeqHash) (taken int) {
 		}
 	}
 	k.held -= taken
-	k.near = spot{r.ref, p}
+	k.near = spot{r.ref, p, at.at + p - at.p}
 	if c := r.cutoff(k.slot); c > 0 {
-		k.moveCursor(spot{r.ref, c - 1}, r.seq(c-1), 0)
+		// What is removed next, or stored, may follow here.
+		k.moveCursor(spot{r.ref, c - 1, k.address(r, c-1, at.at+c-1-at.p)}, r.seq(c-1))
 	} else if k.cursor.ref == r.ref {
-		k.cursor, k.at = spot{}, 0
+		k.cursor, k.noted = spot{}, true
 	}
 	x.settle(r, k.slot, hadTail).mu.Unlock()
 	return taken

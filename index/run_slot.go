@@ -25,7 +25,7 @@ type slotRuns struct {
 
 	cursor spot    // where the last event ended; ref is nil if nowhere
 	seq    SeqHash // of the cursor's block
-	at     uint32  // its address, 0 if it has none or is in the table
+	noted  bool    // the cursor's block is in words, or not worth it
 	near   spot    // where the last removal was
 
 	journal   []stretch
@@ -49,6 +49,7 @@ type slotRuns struct {
 type spot struct {
 	ref *runRef
 	p   uint32
+	at  uint32 // its address in the journal, if that is known; a guess sometimes
 }
 
 // stretch is consecutive blocks of a run that have consecutive addresses, up to
@@ -61,7 +62,7 @@ type stretch struct {
 
 // reset forgets where blocks are.
 func (k *slotRuns) reset() {
-	k.cursor, k.near, k.at = spot{}, spot{}, 0
+	k.cursor, k.near = spot{}, spot{}
 	k.journal, k.next, k.limit = nil, 1, 0
 	k.low, k.high = nil, nil
 	k.words, k.used, k.indexed, k.full, k.scanned = nil, 0, 0, false, 0
@@ -107,7 +108,11 @@ func (k *slotRuns) locate(h SeqHash, pos int32) (spot, bool) {
 	}
 	if !k.full {
 		if k.scanned < scanPerBlock*uint64(k.next)+scanFree {
-			return k.scan(h, pos)
+			at, ok := k.scan(h, pos)
+			if ok && k.room(1) {
+				k.put(h, at.at) // it may be a place where many go apart
+			}
+			return at, ok
 		}
 		k.full, k.indexed, k.low, k.high = true, 1, nil, nil
 	}
@@ -121,8 +126,8 @@ func (k *slotRuns) locate(h SeqHash, pos int32) (spot, bool) {
 // locateNear is locate for blocks to remove: many are next to the last one.
 func (k *slotRuns) locateNear(h SeqHash) (spot, bool) {
 	if at := k.near; at.ref != nil {
-		for _, p := range [2]uint32{at.p - 1, at.p + 1} {
-			if s := (spot{at.ref, p}); k.is(s, h) {
+		for _, d := range [2]uint32{1, ^uint32(0)} {
+			if s := (spot{at.ref, at.p + d, at.at + d}); k.is(s, h) {
 				return s, true
 			}
 		}
@@ -140,7 +145,7 @@ func (k *slotRuns) find(address uint32) spot {
 // spot returns where the block of an address of the stretch is.
 func (s *stretch) spot(address uint32) spot {
 	if r := s.ref.run.Load(); r != nil {
-		return spot{s.ref, s.pos + address - s.at - r.base}
+		return spot{s.ref, s.pos + address - s.at - r.base, address}
 	}
 	return spot{}
 }
@@ -231,15 +236,27 @@ func (k *slotRuns) room(n int) bool {
 
 // note puts the cursor's block into the table.
 func (k *slotRuns) note() {
-	if k.at == 0 || k.full && k.at < k.indexed {
+	if k.noted || k.full && k.cursor.at < k.indexed {
 		return
 	}
+	k.noted = true
 	if !k.room(1) {
 		k.rewriteTable()
 		return
 	}
-	k.put(k.seq, k.at)
-	k.at = 0
+	k.put(k.seq, k.cursor.at)
+}
+
+// address returns the address of a block that the slot holds, which is at if
+// that is true and else a new one.
+func (k *slotRuns) address(r *run, p, at uint32) uint32 {
+	if at > 0 && at < k.next {
+		if s := k.find(at); s.ref == r.ref && s.p == p {
+			return at
+		}
+	}
+	k.gained(r, p, p+1)
+	return k.next - 1
 }
 
 // index puts all addresses into the table.
@@ -259,18 +276,29 @@ func (k *slotRuns) rewriteTable() {
 		n = int(k.next)
 	}
 	k.words = make([]uint32, n*2+32)
-	k.used, k.indexed, k.at = 0, 1, 0
+	k.used, k.indexed = 0, 1
 	k.width = uint(min(32, max(10, bits.Len64(2*uint64(k.next)))))
 	if k.full {
 		k.fill(1)
 		return
 	}
 	for i := range k.journal {
-		s, last := &k.journal[i], k.end(i)-1
-		if at := s.spot(last); at.ref != nil {
-			if r := at.ref.run.Load(); at.p < r.n.Load() {
-				k.put(r.seq(at.p), last)
+		s := &k.journal[i]
+		at := s.spot(k.end(i) - 1)
+		if at.ref == nil {
+			continue
+		}
+		r := at.ref.run.Load()
+		if c := r.cutoff(k.slot); k.holes == 0 && c <= at.p {
+			// The stretch's last ones were removed.
+			removed := at.p - c + 1
+			if removed > at.at-s.at {
+				continue
 			}
+			at.p, at.at = at.p-removed, at.at-removed
+		}
+		if at.p < r.n.Load() {
+			k.put(r.seq(at.p), at.at)
 		}
 	}
 }
@@ -321,12 +349,13 @@ func (k *slotRuns) gained(r *run, a, b uint32) {
 	}
 }
 
-// moveCursor notes where an event ended; at is its address, or 0.
-func (k *slotRuns) moveCursor(to spot, h SeqHash, at uint32) {
-	if k.cursor.ref != to.ref {
+// moveCursor notes where an event ended. Without an address it is not worth to be
+// in the table.
+func (k *slotRuns) moveCursor(to spot, h SeqHash) {
+	if k.cursor.ref != to.ref && k.cursor.ref != nil {
 		k.note()
 	}
-	k.cursor, k.seq, k.at = to, h, at
+	k.cursor, k.seq, k.noted = to, h, to.at == 0
 }
 
 // tidy writes the journal anew if it has grown too long.
@@ -360,6 +389,7 @@ func (k *slotRuns) tidy() {
 		}
 	}
 	k.limit = 2*len(k.journal) + 64
+	k.cursor.at, k.near.at, k.noted = 0, 0, true // addresses are others now
 	k.rewriteTable()
 }
 

@@ -102,7 +102,7 @@ func (x *RunIndex) place(k *slotRuns, at spot, hasParent bool, parent SeqHash, p
 	if hasParent {
 		n, f, ref := x.goOn(k, at.ref.lock(), at.p+1, locals, seqs)
 		if i, fresh = n, f; n > 0 {
-			last = spot{ref, at.p + uint32(n)}
+			last = spot{ref: ref, p: at.p + uint32(n)}
 		}
 	}
 	for i < len(locals) {
@@ -121,7 +121,7 @@ func (x *RunIndex) place(k *slotRuns, at spot, hasParent bool, parent SeqHash, p
 		n, f, ref := x.goOn(k, r, 0, locals[i:], seqs[i:])
 		i += n
 		fresh += f
-		last = spot{ref, uint32(n - 1)}
+		last = spot{ref: ref, p: uint32(n - 1)}
 	}
 	k.held += fresh
 	return fresh, last
@@ -165,7 +165,7 @@ func (x *RunIndex) goOn(k *slotRuns, r *run, p uint32, locals []LocalHash, seqs 
 		if fresh > 0 {
 			address = k.next - 1
 		}
-		k.moveCursor(spot{r.ref, b - 1}, seqs[taken-1], address)
+		k.moveCursor(spot{r.ref, b - 1, address}, seqs[taken-1])
 	}
 	r = x.settle(r, k.slot, hadTail)
 	ref = r.ref
