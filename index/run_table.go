@@ -69,6 +69,14 @@ func (t *runTable) bit(h uint64) (*atomic.Uint64, uint64) {
 	return &t.filter[h>>6&uint64(len(t.filter)-1)], 1 << (h & 63)
 }
 
+// touch reads a hash's home, so that it is in the cache soon.
+//
+//go:noinline
+func (t *runTable) touch(h uint64) uint64 {
+	base, i := t.home(h)
+	return t.places[base+i].seq.Load()
+}
+
 // is reports whether r is the run that begins with this block.
 func (r *run) is(seq SeqHash, pos uint32, local LocalHash) bool {
 	return r.first == seq && r.base == pos && r != removed && r.buf[0] == local
