@@ -2,6 +2,7 @@ package index_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
 
 	"kvindex/index"
@@ -107,6 +108,68 @@ func benchRemove(b *testing.B, empty func() index.Structure) {
 		s.Remove(index.Slot(i%len(stores)%64), removes[i%len(stores)])
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*(eventBlocks-8)), "ns/block")
+}
+
+// BenchmarkRemoveRandom removes single blocks of 64 chains of 256 in random order,
+// storing all of them again when none is left.
+func BenchmarkRemoveRandom(b *testing.B) {
+	perStructure(b, func(b *testing.B, empty func() index.Structure) {
+		load := indextest.NewWorkload(1, 0, 0)
+		rng := rand.New(rand.NewPCG(1, 1))
+		var stores []index.Stored
+		var seqs []index.SeqHash
+		for range 64 {
+			stores = append(stores, index.Stored{Locals: load.Fresh(256)})
+			seqs = append(seqs, index.Chain(nil, stores[len(stores)-1].Locals)...)
+		}
+		rng.Shuffle(len(seqs), func(i, j int) { seqs[i], seqs[j] = seqs[j], seqs[i] })
+		s := empty()
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			if i%len(seqs) == 0 {
+				b.StopTimer()
+				for _, ev := range stores {
+					_, _ = s.Store(0, ev)
+				}
+				b.StartTimer()
+			}
+			s.Remove(0, seqs[i%len(seqs):][:1])
+		}
+	})
+}
+
+// BenchmarkStoreOne stores block by block, as decoding does, in 64 chains of 256
+// at a time of each of 8 slots, starting over when they are complete.
+func BenchmarkStoreOne(b *testing.B) {
+	perStructure(b, func(b *testing.B, empty func() index.Structure) {
+		const slots, chains, length = 8, 64, 256
+		load := indextest.NewWorkload(1, 0, 0)
+		var events []index.Stored // all first blocks, all second ones, and so on
+		locals := load.Fresh(slots * chains * length)
+		seqs := make([]index.SeqHash, slots*chains)
+		for at := range int32(length) {
+			for c := range seqs {
+				ev := index.Stored{Position: at, Locals: locals[:1]}
+				if at > 0 {
+					ev.Parent, ev.HasParent = seqs[c], true
+					seqs[c] = index.Next(seqs[c], locals[0])
+				} else {
+					seqs[c] = index.SeqHash(locals[0])
+				}
+				events, locals = append(events, ev), locals[1:]
+			}
+		}
+		s := empty()
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			if i%len(events) == 0 && i > 0 {
+				b.StopTimer()
+				s = empty()
+				b.StartTimer()
+			}
+			_, _ = s.Store(index.Slot(i%slots), events[i%len(events)])
+		}
+	})
 }
 
 // BenchmarkRemoveMiddle takes a block out of the middle of a chain of 192 and

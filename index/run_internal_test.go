@@ -18,8 +18,11 @@ func checkRuns(t *testing.T, x *RunIndex) {
 			continue
 		}
 		runs++
-		if x.lookup(r.first, r.base, r.buf[0]) != r || !x.begins(r.first, r.base, r.buf[0]) {
+		if x.lookup(r.first, r.base, r.buf[0]) != r {
 			t.Fatalf("run %x: not found by its first block", uint64(r.first))
+		}
+		if word, mask := x.table.Load().bit(x.mix(r.first)); word.Load()&mask == 0 {
+			t.Fatalf("run %x: not in the filter", uint64(r.first))
 		}
 		if r.dead || r.ref.run.Load() != r || !r.mu.TryLock() {
 			t.Fatalf("run %x: in the table and dead, locked or under another name", uint64(r.first))

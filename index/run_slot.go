@@ -341,12 +341,25 @@ func (k *slotRuns) gained(r *run, a, b uint32) {
 	if k.full {
 		return
 	}
-	n := len(k.low)
-	k.low, k.high = slices.Grow(k.low, int(b-a))[:n+int(b-a)], slices.Grow(k.high, int(b-a))[:n+int(b-a)]
-	low, high := k.low[n:], k.high[n:]
-	for i, h := range r.seqs()[a:b] {
+	n, seqs := len(k.low), r.seqs()[a:b]
+	if n+len(seqs) > cap(k.low) {
+		k.growScan(n*3/2 + len(seqs) + 64)
+	}
+	k.low, k.high = k.low[:n+len(seqs)], k.high[:n+len(seqs)]
+	low, high := k.low[n:], k.high[n:][:len(seqs)]
+	for i := range low {
+		h := seqs[i]
 		low[i], high[i] = byte(h), byte(h>>8)
 	}
+}
+
+// growScan makes room in low and high for that many addresses.
+func (k *slotRuns) growScan(n int) {
+	both := make([]byte, 2*n)
+	low, high := both[:len(k.low):n], both[n:n+len(k.low)]
+	copy(low, k.low)
+	copy(high, k.high)
+	k.low, k.high = low, high
 }
 
 // moveCursor notes where an event ended. Without an address it is not worth to be
@@ -375,7 +388,7 @@ func (k *slotRuns) tidy() {
 	k.journal, k.next, k.scanned = make([]stretch, 0, len(refs)+len(refs)/4), 1, 0
 	k.low, k.high = nil, nil
 	if !k.full {
-		k.low, k.high = make([]byte, 0, k.held*5/4+64), make([]byte, 0, k.held*5/4+64)
+		k.growScan(k.held*5/4 + 64)
 	}
 	for _, ref := range refs {
 		r := ref.run.Load()

@@ -182,8 +182,12 @@ func (x *RunIndex) extend(r *run, locals []LocalHash, seqs []SeqHash) (*run, int
 	}
 	want := min(uint32(len(locals)), maxRun-n)
 	made := uint32(0)
-	for made < want && !x.begins(seqs[made], r.base+n+made, locals[made]) {
-		made++
+	t := x.table.Load() // has all runs that may begin with one of these: who makes one holds its parent
+	for ; made < want; made++ {
+		word, mask := t.bit(x.mix(seqs[made]))
+		if word.Load()&mask != 0 && x.lookup(seqs[made], r.base+n+made, locals[made]) != nil {
+			break
+		}
 	}
 	if made < want {
 		r.sealed = true

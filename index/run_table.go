@@ -99,14 +99,6 @@ func (x *RunIndex) lookup(seq SeqHash, pos uint32, local LocalHash) *run {
 	}
 }
 
-// begins reports whether a run begins with this block. Most of the time the
-// filter alone knows that none does.
-func (x *RunIndex) begins(seq SeqHash, pos uint32, local LocalHash) bool {
-	t := x.table.Load()
-	word, mask := t.bit(x.mix(seq))
-	return word.Load()&mask != 0 && x.lookup(seq, pos, local) != nil
-}
-
 // lockHead returns the run that begins with this block, locked, or nil.
 func (x *RunIndex) lockHead(seq SeqHash, pos uint32, local LocalHash) *run {
 	for {
