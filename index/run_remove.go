@@ -43,7 +43,8 @@ func (x *RunIndex) take(k *slotRuns, at spot, hashes []SeqHash) (taken int) {
 	r, p := at.ref.lock(), at.p
 	n := r.n.Load()
 	hadTail := r.covers(k.slot, n-1)
-	if c := r.cutoff(k.slot); p+1 == c && r.hole(k.slot) == nil {
+	c := r.cutoff(k.slot)
+	if p+1 == c && r.hole(k.slot) == nil {
 		// Leaves first, as caches evict: one store.
 		for taken = 1; taken < len(hashes) && uint32(taken) <= p && r.seq(p-uint32(taken)) == hashes[taken]; {
 			taken++
@@ -67,10 +68,12 @@ func (x *RunIndex) take(k *slotRuns, at spot, hashes []SeqHash) (taken int) {
 	}
 	k.held -= taken
 	k.near = spot{r.ref, p, at.at + p - at.p}
-	if c := r.cutoff(k.slot); c > 0 {
+	switch now := r.cutoff(k.slot); {
+	case now == c: // removed behind a hole
+	case now > 0:
 		// What is removed next, or stored, may follow here.
-		k.moveCursor(spot{r.ref, c - 1, k.address(r, c-1, at.at+c-1-at.p)}, r.seq(c-1))
-	} else if k.cursor.ref == r.ref {
+		k.moveCursor(spot{r.ref, now - 1, k.address(r, now-1, at.at+now-1-at.p)}, r.seq(now-1))
+	case k.cursor.ref == r.ref:
 		k.cursor, k.noted = spot{}, true
 	}
 	x.settle(r, k.slot, hadTail).mu.Unlock()

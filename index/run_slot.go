@@ -401,7 +401,7 @@ func (k *slotRuns) tidy() {
 			}
 		}
 	}
-	k.limit = 2*len(k.journal) + 64
+	k.limit = 2*len(k.journal) + k.held/16 + 64
 	k.cursor.at, k.near.at, k.noted = 0, 0, true // addresses are others now
 	k.rewriteTable()
 }
