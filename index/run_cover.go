@@ -129,11 +129,12 @@ func (c *coverSet) each(f func(s Slot, cutoff uint32)) {
 }
 
 // resized returns a copy with room for another slot, in the form that is right
-// for as many as it has, of as many slots as there are.
+// for as many as it has, of as many slots as there are. Slots are never fewer
+// than before.
 func (c *coverSet) resized(s Slot, slots int) *coverSet {
 	to := &coverSet{}
 	if c.live >= 16 && c.live*3 >= slots {
-		to.dense = make([]atomic.Uint32, max(slots, int(s)+1, len(c.dense)))
+		to.dense = make([]atomic.Uint32, max(slots, int(s)+1)*9/8)
 	} else {
 		to.words = make([]atomic.Uint64, max(4, c.live*2-c.live/5))
 	}

@@ -19,6 +19,20 @@ func (k *slotRuns) isParked(h SeqHash) bool {
 	return at != none && k.parked.nodes[at].state != ghost
 }
 
+// awaits reports whether blocks out of reach wait for one of these, or are among
+// them.
+func (k *slotRuns) awaits(seqs []SeqHash) bool {
+	if k.parked == nil && k.claims == nil {
+		return false
+	}
+	for _, seq := range seqs {
+		if k.parked != nil && k.parked.find(seq) != none || k.waits[seq] > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // missing returns an ancestor of a block in a run that the slot has in no run, or
 // 0: then the block is in reach.
 func (k *slotRuns) missing(at spot) SeqHash {
@@ -32,7 +46,7 @@ func (k *slotRuns) missing(at spot) SeqHash {
 		}
 		if at = r.up; !k.is(at, r.parent) {
 			var ok bool
-			if at, ok = k.locate(r.parent, int32(r.base)-1); !ok {
+			if at, ok = k.locate(r.parent, int32(r.base)-1); !ok || at.ref.run.Load().base+at.p+1 != r.base {
 				return r.parent
 			}
 		}
@@ -190,10 +204,14 @@ func (k *slotRuns) testClaims(arrived SeqHash, e *Effect) {
 	if k.waits[arrived] == 0 {
 		return
 	}
+	var waited []SeqHash
 	for seq, c := range k.claims {
-		if c.waits != arrived {
-			continue
+		if c.waits == arrived {
+			waited = append(waited, seq)
 		}
+	}
+	for _, seq := range waited {
+		c := k.claims[seq]
 		at, ok := k.locate(seq, NoPosition)
 		if !ok {
 			panic("BUG: claim about a block that is not there")

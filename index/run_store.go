@@ -80,7 +80,7 @@ func (x *RunIndex) store(slot Slot, s *Stored, scratch *[]SeqHash) (e Effect, er
 	if placed && reach && s.Position >= 0 && s.Position != int32(pos) {
 		e.Contradiction += len(seqs)
 	}
-	if placed && reach && k.parked == nil && k.claims == nil {
+	if placed && reach && !k.awaits(seqs) {
 		e.Stored, _ = x.place(k, at, s.HasParent, s.Parent, pos, s.Locals, seqs)
 		e.Duplicate = len(seqs) - e.Stored
 	} else {
