@@ -81,6 +81,12 @@ type RunIndex struct {
 	regions [tableRegions]tableRegion
 	runs    atomic.Int64 // in the table
 
+	// Tests make these small.
+	maxRun   uint32 // blocks of a run, at most, which bounds what a copy costs
+	slack    int    // what a journal may have too much in any case
+	scanFree uint64 // bytes that may be scanned in any case before all blocks go into a slot's table
+	scanEach uint64 // and bytes for each block of the journal
+
 	growing sync.Mutex
 	slots   atomic.Pointer[[]*slotRuns] // by slot; grows under growing and never shrinks
 
@@ -93,7 +99,7 @@ type RunIndex struct {
 
 // NewRunIndex returns an empty RunIndex.
 func NewRunIndex() *RunIndex {
-	x := &RunIndex{salt: rand.Uint64()}
+	x := &RunIndex{salt: rand.Uint64(), maxRun: 4096, slack: 512, scanFree: 1 << 16, scanEach: 64}
 	x.table.Store(newRunTable(minRegion))
 	x.slots.Store(new([]*slotRuns))
 	return x

@@ -9,9 +9,6 @@ import (
 	"sync/atomic"
 )
 
-// maxRun is how many blocks a run has at most, which bounds what a copy costs.
-const maxRun = 4096
-
 // run is an array of consecutive blocks. Searches need the first 64 bytes.
 type run struct {
 	first SeqHash                  // of block 0

@@ -120,7 +120,7 @@ func distinct(where map[SeqHash]*run) func(yield func(*run) bool) {
 // Writers that make, lose and make again the same few blocks, in every order,
 // never make one twice: that would hide it from searches.
 func TestRunsStayDisjoint(t *testing.T) {
-	const slots, rounds, events = 24, 6, 200
+	const slots, rounds, events = 24, 4, 200
 	// Prompts that part and meet again: a word over few contents.
 	prompt := func(rng *rand.Rand) []LocalHash {
 		out := make([]LocalHash, 0, 40)
@@ -132,46 +132,49 @@ func TestRunsStayDisjoint(t *testing.T) {
 		}
 		return out
 	}
-	x := NewRunIndex()
-	for round := range uint64(rounds) {
-		var wg sync.WaitGroup
-		for s := range Slot(slots) {
-			wg.Go(func() {
-				rng := rand.New(rand.NewPCG(round, uint64(s)))
-				for range events {
-					p := prompt(rng)
-					seqs := Chain(nil, p)
-					switch from := rng.IntN(len(p)); rng.IntN(9) {
-					case 0, 1, 2, 3:
-						_, _ = x.Store(s, Stored{Position: NoPosition, Locals: p})
-					case 4:
-						ev := Stored{Position: int32(from), Locals: p[from:]}
-						if from > 0 {
-							ev.Parent, ev.HasParent = seqs[from-1], true
+	for name, x := range map[string]*RunIndex{"usual": NewRunIndex(), "small": NewSmallRunIndex(true), "small, tabled": NewSmallRunIndex(false)} {
+		t.Run(name, func(t *testing.T) {
+			for round := range uint64(rounds) {
+				var wg sync.WaitGroup
+				for s := range Slot(slots) {
+					wg.Go(func() {
+						rng := rand.New(rand.NewPCG(round, uint64(s)))
+						for range events {
+							p := prompt(rng)
+							seqs := Chain(nil, p)
+							switch from := rng.IntN(len(p)); rng.IntN(9) {
+							case 0, 1, 2, 3:
+								_, _ = x.Store(s, Stored{Position: NoPosition, Locals: p})
+							case 4:
+								ev := Stored{Position: int32(from), Locals: p[from:]}
+								if from > 0 {
+									ev.Parent, ev.HasParent = seqs[from-1], true
+								}
+								_, _ = x.Store(s, ev)
+							case 5:
+								x.Remove(s, seqs[from:])
+							case 6, 7:
+								slices.Reverse(seqs)
+								x.Remove(s, seqs[:from+1])
+							case 8:
+								if rng.IntN(10) == 0 {
+									x.Clear(s)
+								}
+							}
 						}
-						_, _ = x.Store(s, ev)
-					case 5:
-						x.Remove(s, seqs[from:])
-					case 6, 7:
-						slices.Reverse(seqs)
-						x.Remove(s, seqs[:from+1])
-					case 8:
-						if rng.IntN(10) == 0 {
-							x.Clear(s)
-						}
-					}
+					})
 				}
-			})
-		}
-		wg.Wait()
-		checkRuns(t, x)
-	}
-	for s := range Slot(slots) {
-		x.Clear(s)
-	}
-	checkRuns(t, x)
-	if st := x.Stats(); st != (Stats{}) {
-		t.Fatalf("stats after all was cleared: %+v", st)
+				wg.Wait()
+				checkRuns(t, x)
+			}
+			for s := range Slot(slots) {
+				x.Clear(s)
+			}
+			checkRuns(t, x)
+			if st := x.Stats(); st != (Stats{}) {
+				t.Fatalf("stats after all was cleared: %+v", st)
+			}
+		})
 	}
 }
 

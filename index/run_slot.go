@@ -107,7 +107,7 @@ func (k *slotRuns) locate(h SeqHash, pos int32) (spot, bool) {
 		return at, true
 	}
 	if !k.full {
-		if k.scanned < scanPerBlock*uint64(k.next)+scanFree {
+		if k.scanned < k.x.scanEach*uint64(k.next)+k.x.scanFree {
 			at, ok := k.scan(h, pos)
 			if ok && k.room(1) {
 				k.put(h, at.at) // it may be a place where many go apart
@@ -149,13 +149,6 @@ func (s *stretch) spot(address uint32) spot {
 	}
 	return spot{}
 }
-
-// What may be scanned before all blocks go into the table: bytes for each block
-// of the journal, and bytes in any case.
-const (
-	scanPerBlock = 64
-	scanFree     = 1 << 16
-)
 
 // scan looks a hash up by two of its bytes, in what came last first: at its
 // position, then everywhere.
@@ -377,14 +370,15 @@ func (k *slotRuns) tidy() {
 		k.reset()
 		return
 	}
-	if uint64(k.next) < 2*uint64(k.held)+512 && len(k.journal) < k.limit {
+	slack := k.x.slack
+	if uint64(k.next) < 2*uint64(k.held)+uint64(slack) && len(k.journal) < k.limit {
 		return
 	}
-	if len(k.journal) < 64 && k.next < 1024 {
+	if len(k.journal) < slack/8 && uint64(k.next) < 2*uint64(slack) {
 		return
 	}
 	refs := k.refs()
-	k.full = k.full && k.scanned >= scanPerBlock*uint64(k.next)/2
+	k.full = k.full && k.scanned >= k.x.scanEach*uint64(k.next)/2
 	k.journal, k.next, k.scanned = make([]stretch, 0, len(refs)+len(refs)/4), 1, 0
 	k.low, k.high = nil, nil
 	if !k.full {
@@ -401,7 +395,7 @@ func (k *slotRuns) tidy() {
 			}
 		}
 	}
-	k.limit = 2*len(k.journal) + k.held/16 + 64
+	k.limit = 2*len(k.journal) + k.held/16 + slack/8
 	k.cursor.at, k.near.at, k.noted = 0, 0, true // addresses are others now
 	k.rewriteTable()
 }

@@ -129,7 +129,7 @@ func (x *RunIndex) place(k *slotRuns, at spot, hasParent bool, parent SeqHash, p
 
 // newRun returns a locked run of one block, not published, with room for all.
 func (x *RunIndex) newRun(up spot, hasParent bool, parent SeqHash, pos uint32, locals []LocalHash, seq SeqHash) *run {
-	c := min(max(len(locals), 8), maxRun)
+	c := min(max(len(locals), 8), int(x.maxRun))
 	r := &run{first: seq, base: pos, buf: make([]LocalHash, 2*c), ref: new(runRef), parent: parent, up: up, hasParent: hasParent}
 	r.buf[0], r.buf[c] = locals[0], LocalHash(seq)
 	r.ref.run.Store(r)
@@ -177,10 +177,10 @@ func (x *RunIndex) goOn(k *slotRuns, r *run, p uint32, locals []LocalHash, seqs 
 // its object and how many.
 func (x *RunIndex) extend(r *run, locals []LocalHash, seqs []SeqHash) (*run, int) {
 	n := r.n.Load()
-	if n == maxRun {
+	if n == x.maxRun {
 		return r, 0
 	}
-	want := min(uint32(len(locals)), maxRun-n)
+	want := min(uint32(len(locals)), x.maxRun-n)
 	made := uint32(0)
 	t := x.table.Load() // has all runs that may begin with one of these: who makes one holds its parent
 	for ; made < want; made++ {
@@ -196,7 +196,7 @@ func (x *RunIndex) extend(r *run, locals []LocalHash, seqs []SeqHash) (*run, int
 		return r, 0
 	}
 	if n+made > r.capacity() {
-		r = x.resize(r, min(max(n+made, n+n/4+4), maxRun))
+		r = x.resize(r, min(max(n+made, n+n/4+4), x.maxRun))
 	}
 	copy(r.buf[n:], locals[:made])
 	to := r.seqs()[n : n+made]
