@@ -12,7 +12,7 @@ import (
 // RunIndex is a Structure made of runs: append-only arrays of consecutive
 // blocks, shared by all slots that hold them. It refuses opaque hashes.
 //
-//	table: first hash -> run                 run (112 bytes)              buffer
+//	table: first hash -> run                 run (128 bytes)              buffer
 //	+-----------+------+          +--------------------------------+     +----------------------+
 //	| seq | *run ------+--------->| first, base, count, buf -------+---->| local hashes [cap]   |
 //	| seq | *run       |          | two words, set of more words   |     | sequence hashes [cap]|
@@ -23,8 +23,9 @@ import (
 //	                                  | current object           |
 //	slot (private to its writer)      |                          | found by hashing:
 //	+---------------------------+   +-+------+                   | next = xxh3(last matched, local)
-//	| journal: address -> ref,p |-->| runRef |                   another run whose parent is a
-//	| table: hash -> address    |   +--------+                   block somewhere in the first
+//	| journal: address -> ref,  |-->| runRef |                   another run whose parent is a
+//	|   position, two bytes     |   +--------+                   block somewhere in the first
+//	| table: hash -> address    |
 //	| parked, claims            |
 //	+---------------------------+
 //
@@ -39,9 +40,12 @@ import (
 // hole is a bitmap that searches do not see.
 //
 // A slot's own memory. A journal of stretches (run, position, length) gives each
-// block it got an address; a hash table of addresses, filled with the ends of events
-// at once and with all else only when a hash is not found, finds the place of
-// a hash. What it says is a hint and checked in the run. Blocks whose parent is
+// block that the slot got an address, and two bytes of its hash. A hash table of
+// addresses has the ends of events, where nearly all events go on; what is not in it
+// is looked for by its two bytes, at the position that the event says or
+// everywhere. Where that takes too long, all blocks go into the table. What all this
+// finds is a hint, and checked in the run; from time to time it is written anew,
+// without what the slot has no more. Blocks whose parent is
 // not held are parked in a forest of the slot's own until it is; the positions
 // that events claimed for blocks behind holes, where they are not the true ones,
 // are in a map.
