@@ -2,6 +2,7 @@ package index_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
 
 	"kvindex/index"
@@ -12,6 +13,23 @@ import (
 // Store and Remove report ns a block beside ns an event of 32 blocks.
 
 const eventBlocks = 32
+
+// structures are the structures that the tests of allocation and the benchmarks
+// are run for.
+var structures = []struct {
+	name  string
+	empty func() index.Structure
+}{
+	{"positional", func() index.Structure { return index.NewPositionalIndex(0) }},
+	{"runs", func() index.Structure { return index.NewRunIndex() }},
+}
+
+// perStructure runs a benchmark for each structure.
+func perStructure(b *testing.B, f func(b *testing.B, empty func() index.Structure)) {
+	for _, s := range structures {
+		b.Run("structure="+s.name, func(b *testing.B) { f(b, s.empty) })
+	}
+}
 
 // events returns n chains of eventBlocks, a part of which share prefixes, and
 // their sequence hashes leaf first.
@@ -32,13 +50,17 @@ func events(n int) (stores []index.Stored, removes [][]index.SeqHash) {
 // BenchmarkStore stores prompts of 32 blocks, 24 of them new, into 64 slots,
 // starting over when they hold half a million.
 func BenchmarkStore(b *testing.B) {
+	perStructure(b, benchStore)
+}
+
+func benchStore(b *testing.B, empty func() index.Structure) {
 	stores, _ := events(20_000)
 	b.ReportAllocs()
-	s := index.NewPositionalIndex(0)
+	s := empty()
 	for i := 0; b.Loop(); i++ {
 		if i%len(stores) == 0 && i > 0 {
 			b.StopTimer()
-			s = index.NewPositionalIndex(0)
+			s = empty()
 			b.StartTimer()
 		}
 		_, _ = s.Store(index.Slot(i%64), stores[i%len(stores)])
@@ -48,8 +70,12 @@ func BenchmarkStore(b *testing.B) {
 
 // BenchmarkStoreDuplicate stores what is there.
 func BenchmarkStoreDuplicate(b *testing.B) {
+	perStructure(b, benchStoreDuplicate)
+}
+
+func benchStoreDuplicate(b *testing.B, empty func() index.Structure) {
 	stores, _ := events(1)
-	s := index.NewPositionalIndex(0)
+	s := empty()
 	b.ReportAllocs()
 	for b.Loop() {
 		_, _ = s.Store(0, stores[0])
@@ -59,10 +85,14 @@ func BenchmarkStoreDuplicate(b *testing.B) {
 
 // BenchmarkRemove removes the 24 new blocks of each prompt again, leaf first.
 func BenchmarkRemove(b *testing.B) {
+	perStructure(b, benchRemove)
+}
+
+func benchRemove(b *testing.B, empty func() index.Structure) {
 	stores, removes := events(20_000)
-	var s *index.PositionalIndex
+	var s index.Structure
 	fill := func() {
-		s = index.NewPositionalIndex(0)
+		s = empty()
 		for i := range stores {
 			_, _ = s.Store(index.Slot(i%64), stores[i])
 		}
@@ -80,10 +110,76 @@ func BenchmarkRemove(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*(eventBlocks-8)), "ns/block")
 }
 
+// BenchmarkRemoveRandom removes single blocks of 64 chains of 256 in random order,
+// storing all of them again when none is left.
+func BenchmarkRemoveRandom(b *testing.B) {
+	perStructure(b, func(b *testing.B, empty func() index.Structure) {
+		load := indextest.NewWorkload(1, 0, 0)
+		rng := rand.New(rand.NewPCG(1, 1))
+		var stores []index.Stored
+		var seqs []index.SeqHash
+		for range 64 {
+			stores = append(stores, index.Stored{Locals: load.Fresh(256)})
+			seqs = append(seqs, index.Chain(nil, stores[len(stores)-1].Locals)...)
+		}
+		rng.Shuffle(len(seqs), func(i, j int) { seqs[i], seqs[j] = seqs[j], seqs[i] })
+		s := empty()
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			if i%len(seqs) == 0 {
+				b.StopTimer()
+				for _, ev := range stores {
+					_, _ = s.Store(0, ev)
+				}
+				b.StartTimer()
+			}
+			s.Remove(0, seqs[i%len(seqs):][:1])
+		}
+	})
+}
+
+// BenchmarkStoreOne stores block by block, as decoding does, in 64 chains of 256
+// at a time of each of 8 slots, starting over when they are complete.
+func BenchmarkStoreOne(b *testing.B) {
+	perStructure(b, func(b *testing.B, empty func() index.Structure) {
+		const slots, chains, length = 8, 64, 256
+		load := indextest.NewWorkload(1, 0, 0)
+		var events []index.Stored // all first blocks, all second ones, and so on
+		locals := load.Fresh(slots * chains * length)
+		seqs := make([]index.SeqHash, slots*chains)
+		for at := range int32(length) {
+			for c := range seqs {
+				ev := index.Stored{Position: at, Locals: locals[:1]}
+				if at > 0 {
+					ev.Parent, ev.HasParent = seqs[c], true
+					seqs[c] = index.Next(seqs[c], locals[0])
+				} else {
+					seqs[c] = index.SeqHash(locals[0])
+				}
+				events, locals = append(events, ev), locals[1:]
+			}
+		}
+		s := empty()
+		b.ReportAllocs()
+		for i := 0; b.Loop(); i++ {
+			if i%len(events) == 0 && i > 0 {
+				b.StopTimer()
+				s = empty()
+				b.StartTimer()
+			}
+			_, _ = s.Store(index.Slot(i%slots), events[i%len(events)])
+		}
+	})
+}
+
 // BenchmarkRemoveMiddle takes a block out of the middle of a chain of 192 and
 // puts it back: all blocks behind it leave the map and return.
 func BenchmarkRemoveMiddle(b *testing.B) {
-	s := index.NewPositionalIndex(0)
+	perStructure(b, benchRemoveMiddle)
+}
+
+func benchRemoveMiddle(b *testing.B, empty func() index.Structure) {
+	s := empty()
 	a := chainOf("a", 192)
 	seqs := index.Chain(nil, a)
 	_, _ = s.Store(0, index.Stored{Position: 0, Locals: a})
@@ -97,8 +193,8 @@ func BenchmarkRemoveMiddle(b *testing.B) {
 
 // fleet returns an index of workers that hold the query's blocks up to depths
 // spread evenly, or all of them if same is set.
-func fleet(b *testing.B, workers int, same bool, query []index.LocalHash) *index.Index {
-	x := index.New(index.NewPositionalIndex(0))
+func fleet(b *testing.B, s index.Structure, workers int, same bool, query []index.LocalHash) *index.Index {
+	x := index.New(s)
 	load := indextest.NewWorkload(1, 0, 0)
 	for i := range workers {
 		w := x.AddWorker(fmt.Sprint(i), 0, nil)
@@ -114,6 +210,10 @@ func fleet(b *testing.B, workers int, same bool, query []index.LocalHash) *index
 
 // BenchmarkFind asks for 192 blocks.
 func BenchmarkFind(b *testing.B) {
+	perStructure(b, benchFind)
+}
+
+func benchFind(b *testing.B, empty func() index.Structure) {
 	query := chainOf("a", 192)
 	for _, c := range []struct {
 		name    string
@@ -131,7 +231,7 @@ func BenchmarkFind(b *testing.B) {
 		{"workers=7000/depths=one/top=10", 7000, true, index.Query{TopK: 10}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			x := fleet(b, c.workers, c.same, query)
+			x := fleet(b, empty(), c.workers, c.same, query)
 			c.q.Locals = query
 			var r index.Result
 			b.ReportAllocs()
@@ -141,7 +241,7 @@ func BenchmarkFind(b *testing.B) {
 		})
 	}
 	b.Run("workers=64/unknown prompt", func(b *testing.B) {
-		x := fleet(b, 64, true, query)
+		x := fleet(b, empty(), 64, true, query)
 		q := index.Query{Locals: chainOf("b", 192)}
 		var r index.Result
 		b.ReportAllocs()
@@ -154,8 +254,12 @@ func BenchmarkFind(b *testing.B) {
 // BenchmarkFindParallel has a writer at work on its own blocks of the same
 // prompts while all processors ask.
 func BenchmarkFindParallel(b *testing.B) {
+	perStructure(b, benchFindParallel)
+}
+
+func benchFindParallel(b *testing.B, empty func() index.Structure) {
 	query := chainOf("a", 192)
-	x := fleet(b, 64, false, query)
+	x := fleet(b, empty(), 64, false, query)
 	w := x.AddWorker("writer", 0, nil)
 	seqs := index.Chain(nil, query)
 	stop, stopped := make(chan struct{}), make(chan struct{})
@@ -220,7 +324,11 @@ func BenchmarkBlockHasher(b *testing.B) {
 
 // BenchmarkDump dumps and restores a worker of 16,384 blocks.
 func BenchmarkDump(b *testing.B) {
-	x := index.New(index.NewPositionalIndex(0))
+	perStructure(b, benchDump)
+}
+
+func benchDump(b *testing.B, empty func() index.Structure) {
+	x := index.New(empty())
 	w := x.AddWorker("w", 0, nil)
 	load := indextest.NewWorkload(1, 0, 0)
 	for range 128 {
@@ -236,7 +344,7 @@ func BenchmarkDump(b *testing.B) {
 	b.Run("dump and store", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			to := index.New(index.NewPositionalIndex(0)).AddWorker("w", 0, nil)
+			to := index.New(empty()).AddWorker("w", 0, nil)
 			w.Dump(func(t index.Tier, s index.Stored) bool {
 				_, err := to.Store(t, s)
 				return err == nil

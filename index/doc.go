@@ -7,11 +7,11 @@
 // A BlockHasher turns a prompt's tokens into local hashes, and Chain those into
 // sequence hashes, of which each names a whole prefix. An Index knows workers:
 // it gives each worker-rank a slot for every tier that it uses, and turns the
-// answers of a Structure, which knows slots alone, into answers about workers. A
-// PositionalIndex is such a Structure; package indextest says what one must do
-// and checks it.
+// answers of a Structure, which knows slots alone, into answers about workers.
+// RunIndex, the fast one, and PositionalIndex are such Structures; package indextest
+// says what one must do and checks it.
 //
-//	x := index.New(index.NewPositionalIndex(0))
+//	x := index.New(index.NewRunIndex())
 //	w := x.AddWorker("worker-7", 0, nil)
 //	w.Store(index.Device, index.Stored{Position: 0, Locals: locals})
 //	var r index.Result
@@ -35,10 +35,11 @@
 //   - A slot is handed out again only after it was cleared, and a Find that saw
 //     slots change hands starts over: nobody is credited with what another held.
 //   - Memory is that of what is live. There is no largest number of workers, of
-//     blocks of a worker, or of holders of a block. What stays after a peak: the
-//     shared map's table, 13 to 34 bytes a block of the peak, until less than
-//     about a hundredth of it is left; and some 200 bytes for each slot that was
-//     ever in use at a time.
+//     blocks of a worker, or of holders of a block. What stays after a peak: of a
+//     PositionalIndex the shared map's table, 13 to 34 bytes a block of the peak,
+//     until less than about a hundredth of it is left; of a RunIndex its table, some
+//     40 bytes a run of the peak, until less than a sixteenth of that is left; and
+//     some 200 or 300 bytes for each slot that was ever in use at a time.
 //
 // # Concurrency
 //
@@ -53,7 +54,8 @@
 //
 // Locks, in the order in which they are taken: Index.mu, then those of the
 // Structure; in a PositionalIndex a bucket of heads, then a head, then a bucket of
-// more.
+// more; in a RunIndex a run, then regions of the table. RunIndex's own comment has
+// its layout and why it is right.
 //
 // # Costs of PositionalIndex
 //
@@ -76,6 +78,22 @@
 // new to all allocates its entry and the map's; another holder of a block a share
 // of a list that doubles. Taking a block out of the middle of a chain, or putting it
 // back, costs as much as removing or storing all blocks behind it.
+//
+// # Costs of RunIndex
+//
+// On the same files, in the processor's time of one thread on such a machine,
+// hashing and the processor's time for fresh memory included:
+//
+//	a block stored          18 to 40 ns; 7 ns if it is there; 470 ns in an event of its own
+//	a block removed         17 to 20 ns leaf first, 7 ns where seven slots are equal; 320 ns one by one in random order
+//	a query                 0.8 to 1.6 µs (8 to 256 workers), 17 µs with up to 7,000 answers
+//	192 blocks, 64 depths   0.35 µs
+//	a (worker, block) pair  18 to 24 bytes shared with nobody, 5 shared by seven
+//	a dump                  13 to 20 ns a block
+//
+// A warm Find allocates nothing, nor does an event that changes nothing. New blocks
+// cost a share of a run and of the slot's own arrays. Taking a block out of the
+// middle of a chain, or putting it back, is 0.5 µs however many are behind it.
 //
 // # Why xsync v3
 //

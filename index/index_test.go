@@ -321,86 +321,104 @@ func TestRetiredWorkerMustNotBeUsed(t *testing.T) {
 
 // A warm Find allocates nothing, whatever is asked and however many match.
 func TestFindAllocatesNothing(t *testing.T) {
-	for _, workers := range []int{1, 64, 7000} {
-		x := index.New(index.NewPositionalIndex(0))
-		a := chainOf("a", 192)
-		for i := range workers {
-			w := x.AddWorker(fmt.Sprint(i), 0, nil)
-			store(t, w, index.Device, a[:1+i%192]...)
-			if i%100 == 3 {
-				store(t, w, index.Host, a[:1+i%192]...)
-			}
-		}
-		for name, q := range map[string]index.Query{
-			"all":        {},
-			"top 3":      {TopK: 3},
-			"keep":       {Keep: func(w *index.Worker) bool { return w.Rank == 0 }},
-			"by name":    {Workers: []string{"0", "5", "nobody"}},
-			"early exit": {EarlyExit: true},
-		} {
-			t.Run(fmt.Sprintf("%s of %d", name, workers), func(t *testing.T) {
-				q.Locals = a
-				var r index.Result
-				if n := testing.AllocsPerRun(20, func() { x.Find(&q, &r) }); n != 0 {
-					t.Errorf("%v allocations, want 0", n)
+	for _, s := range structures {
+		t.Run(s.name, func(t *testing.T) {
+			for _, workers := range []int{1, 64, 7000} {
+				x := index.New(s.empty())
+				a := chainOf("a", 192)
+				for i := range workers {
+					w := x.AddWorker(fmt.Sprint(i), 0, nil)
+					store(t, w, index.Device, a[:1+i%192]...)
+					if i%100 == 3 {
+						store(t, w, index.Host, a[:1+i%192]...)
+					}
 				}
-				if len(r.Matches) == 0 {
-					t.Error("nothing found")
+				for name, q := range map[string]index.Query{
+					"all":        {},
+					"top 3":      {TopK: 3},
+					"keep":       {Keep: func(w *index.Worker) bool { return w.Rank == 0 }},
+					"by name":    {Workers: []string{"0", "5", "nobody"}},
+					"early exit": {EarlyExit: true},
+				} {
+					t.Run(fmt.Sprintf("%s of %d", name, workers), func(t *testing.T) {
+						q.Locals = a
+						var r index.Result
+						if n := testing.AllocsPerRun(20, func() { x.Find(&q, &r) }); n != 0 {
+							t.Errorf("%v allocations, want 0", n)
+						}
+						if len(r.Matches) == 0 {
+							t.Error("nothing found")
+						}
+					})
 				}
-			})
-		}
-	}
-}
-
-// What changes nothing allocates nothing. A block that is new costs its entry and
-// its place in the map; another holder of a block costs a share of a list.
-func TestEventAllocations(t *testing.T) {
-	x := index.New(index.NewPositionalIndex(0))
-	w := x.AddWorker("w", 0, nil)
-	a := chainOf("a", 64)
-	seqs := index.Chain(nil, a)
-	unknown := []index.SeqHash{1, 2, 3}
-	store(t, w, index.Device, a...)
-	for _, c := range []struct {
-		name string
-		f    func()
-		want float64
-	}{
-		{"store duplicates", func() { _, _ = w.Store(index.Device, index.Stored{Position: 0, Locals: a}) }, 0},
-		{"remove unknown blocks", func() { w.Remove(index.Device, unknown) }, 0},
-		{"refused", func() { _, _ = w.Store(index.Device, index.Stored{Position: 0}) }, 0},
-		{"store and remove 32 blocks", func() {
-			_, _ = w.Store(index.Device, index.Stored{Position: 0, Locals: a})
-			w.Remove(index.Device, seqs[32:])
-		}, 2*32 + 4}, // an entry and a node of the map each, now and then an array
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if n := testing.AllocsPerRun(100, c.f); n > c.want {
-				t.Errorf("%v allocations, want at most %v", n, c.want)
 			}
 		})
 	}
 }
 
-// A (worker, block) pair that is shared with nobody takes less than 280 bytes.
+// What changes nothing allocates nothing. A block that is new to a PositionalIndex
+// costs its entry and its place in the map, and another holder of a block a share of
+// a list. Blocks new to a RunIndex cost a run.
+func TestEventAllocations(t *testing.T) {
+	newBlocks := map[string]float64{
+		"positional": 2*32 + 4, // an entry and a node of the map each, now and then an array
+		"runs":       8,        // a run, its name, its buffer, now and then arrays
+	}
+	for _, s := range structures {
+		t.Run(s.name, func(t *testing.T) {
+			x := index.New(s.empty())
+			w := x.AddWorker("w", 0, nil)
+			a := chainOf("a", 64)
+			seqs := index.Chain(nil, a)
+			unknown := []index.SeqHash{1, 2, 3}
+			store(t, w, index.Device, a...)
+			for _, c := range []struct {
+				name string
+				f    func()
+				want float64
+			}{
+				{"store duplicates", func() { _, _ = w.Store(index.Device, index.Stored{Position: 0, Locals: a}) }, 0},
+				{"remove unknown blocks", func() { w.Remove(index.Device, unknown) }, 0},
+				{"refused", func() { _, _ = w.Store(index.Device, index.Stored{Position: 0}) }, 0},
+				{"store and remove 32 blocks", func() {
+					_, _ = w.Store(index.Device, index.Stored{Position: 0, Locals: a})
+					w.Remove(index.Device, seqs[32:])
+				}, newBlocks[s.name]},
+			} {
+				t.Run(c.name, func(t *testing.T) {
+					if n := testing.AllocsPerRun(100, c.f); n > c.want {
+						t.Errorf("%v allocations, want at most %v", n, c.want)
+					}
+				})
+			}
+		})
+	}
+}
+
+// A (worker, block) pair that is shared with nobody takes no more than this.
 func TestBytesPerBlock(t *testing.T) {
-	const workers, chains, length = 8, 100, 128
-	load := indextest.NewWorkload(1, 0, 0)
-	before := heapBytes()
-	x := index.New(index.NewPositionalIndex(0))
-	for i := range workers {
-		w := x.AddWorker("w", int32(i), nil)
-		for range chains {
-			store(t, w, index.Device, load.Fresh(length)...)
-		}
-	}
-	got := float64(heapBytes()-before) / (workers * chains * length)
-	t.Logf("%.0f bytes a block", got)
-	if got > 280 {
-		t.Errorf("%.0f bytes a block, want less than 280", got)
-	}
-	if st := x.Stats(); st.Blocks != workers*chains*length || st.Entries != st.Blocks {
-		t.Errorf("stats: %+v", st)
+	most := map[string]float64{"positional": 280, "runs": 30}
+	for _, s := range structures {
+		t.Run(s.name, func(t *testing.T) {
+			const workers, chains, length = 8, 100, 128
+			load := indextest.NewWorkload(1, 0, 0)
+			before := heapBytes()
+			x := index.New(s.empty())
+			for i := range workers {
+				w := x.AddWorker("w", int32(i), nil)
+				for range chains {
+					store(t, w, index.Device, load.Fresh(length)...)
+				}
+			}
+			got := float64(heapBytes()-before) / (workers * chains * length)
+			t.Logf("%.0f bytes a block", got)
+			if want := most[s.name]; got > want {
+				t.Errorf("%.0f bytes a block, want at most %.0f", got, want)
+			}
+			if st := x.Stats(); st.Blocks != workers*chains*length || st.Entries != st.Blocks {
+				t.Errorf("stats: %+v", st)
+			}
+		})
 	}
 }
 

@@ -63,6 +63,9 @@ type SlotMatches struct {
 
 	seqs []SeqHash // of the query's first blocks, as far as the search went
 	sets []uint64  // bitmaps, one after the other
+
+	depths []uint32 // by slot, all 0 between searches
+	slots  []Slot   // with a depth
 }
 
 // Reset empties the answer and keeps its memory.
