@@ -16,6 +16,13 @@ import (
 	"kvindex/pipeline/query"
 )
 
+// structures are the index structures that answers can come from. All give the
+// same answers.
+var structures = map[string]func(*Config) index.Structure{
+	"positional": func(c *Config) index.Structure { return index.NewPositionalIndex(c.JumpSize) },
+	"runs":       func(*Config) index.Structure { return index.NewRunIndex() },
+}
+
 // Config is what the stage can be told. DefaultConfig gives the defaults,
 // Validate checks everything that can be checked without a broker.
 type Config struct {
@@ -29,6 +36,7 @@ type Config struct {
 	Models    []ModelConfig // if not empty, records of others are refused
 	MaxModels int           // distinct (model, block size, hasher), so that bad records cannot make any number of indexes
 	JumpSize  int           // blocks the positional index jumps in a search
+	Structure string        // of the indexes: "positional" or "runs"
 
 	SnapshotMaxAge time.Duration // after this a changed worker-rank is written again, an unchanged one gets its manifest refreshed
 	SnapshotBudget int64         // bytes of snapshots a second, all partitions together; 0: no limit
@@ -70,6 +78,7 @@ func DefaultConfig() Config {
 		Group:          "kvindex",
 		MaxModels:      256,
 		JumpSize:       32,
+		Structure:      "positional",
 		SnapshotMaxAge: 5 * time.Minute,
 		SnapshotBudget: 32 << 20,
 		WorkerTTL:      2 * time.Minute,
@@ -79,8 +88,13 @@ func DefaultConfig() Config {
 		DrainTimeout:   10 * time.Second,
 		GRPCListen:     "127.0.0.1:7400",
 		HTTPListen:     "127.0.0.1:7401",
-		Tick:           200 * time.Millisecond,
-		Watch:          time.Second,
+		Limits: query.Limits{
+			MaxRequestBytes: 4 << 20,
+			MaxBlocks:       65536,
+			Deadline:        time.Second,
+		},
+		Tick:  200 * time.Millisecond,
+		Watch: time.Second,
 	}
 }
 
@@ -126,6 +140,7 @@ func (c *Config) Validate() error {
 	for _, m := range c.Models {
 		bad(m.Name != "" && m.BlockSize > 0 && m.BlockSize <= math.MaxInt32, "models: %q with blocks of %d tokens: want a name and a block size above 0 and below 2^31", m.Name, m.BlockSize)
 	}
+	bad(structures[c.Structure] != nil, "structure: %q, want positional or runs", c.Structure)
 	bad(c.JumpSize > 0, "jump-size: %d, must be above 0", c.JumpSize)
 	bad(c.SnapshotMaxAge > 0, "snapshot-max-age: %s, must be above 0", c.SnapshotMaxAge)
 	bad(c.SnapshotBudget >= 0, "snapshot-budget: %d bytes a second, must not be negative", c.SnapshotBudget)
@@ -140,12 +155,13 @@ func (c *Config) Validate() error {
 		_, _, err := net.SplitHostPort(addr)
 		bad(err == nil, "%s: %q is not host:port", name, addr)
 	}
+	if err := c.Limits.Validate(); err != nil {
+		errs = append(errs, err)
+	}
 	return errors.Join(errs...)
 }
 
-func (c *Config) structure() index.Structure {
-	return index.NewPositionalIndex(c.JumpSize)
-}
+func (c *Config) structure() index.Structure { return structures[c.Structure](c) }
 
 // kafka returns the options of a client of this stage.
 func (c *Config) kafka(role string, more ...kgo.Opt) []kgo.Opt {

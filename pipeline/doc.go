@@ -16,16 +16,17 @@
 //	watch                1                   consumer.Consumer  reading context ends
 //	partition            1 a partition       consumer.Consumer  reading context ends, after its Drain
 //	saver                1 a partition       Stage              saving context ends
-//	duty                 1 (and its client)  Stage              reading context ends
+//	duty                 1 (and its client)  Stage              saving context ends
 //	query servers        gRPC and HTTP       query.Server       Shutdown
-//	Kafka clients        3 + 1 a duty        Stage, saver       Run returns, the duty ends
+//	Kafka clients        events, aux, duty   Stage              Run returns
+//	                     1 a partition written  saver           its turn ends
 //
 // What each owns: a partition's goroutine owns its workers and ranks, the slots
 // of the index that are theirs, and its reusable decode buffer. A saver owns
 // its transactional client and what it knows of the snapshot topic. What others
 // may read of them is atomic and marked "shared". Locks: Stage.mu (the list of
-// partitions), models.mu, owners.mu; each is held for a few map operations and
-// never while another is taken.
+// partitions; taken under the consumer's own lock when a partition is made),
+// models.mu, owners.mu; each is held for a few map operations and takes no other.
 //
 // # Stop order
 //

@@ -22,7 +22,6 @@ func (s *Stage) observe(provider metric.MeterProvider) error {
 	var totals [numCounters]metric.Int64ObservableCounter
 	for k, c := range counterNames {
 		var err error
-		// The Prometheus exporter appends _total by itself.
 		totals[k], err = meter.Int64ObservableCounter("kvindex_"+c.name, metric.WithDescription(c.help))
 		if err := add(totals[k], err); err != nil {
 			return err

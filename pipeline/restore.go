@@ -62,6 +62,12 @@ func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consu
 	case err != nil:
 		return 0, err
 	}
+	// What was read may be of records that came since: another instance writes.
+	found, err := consumer.ListBounds(ctx, p.stage.aux, topic.Name, []int32{p.number})
+	if err != nil {
+		return 0, err
+	}
+	bounds = found[p.number]
 	table := reader.Table()
 	reason, err := snapshot.Stale(ctx, p.stage.aux, snapshot.Source{Topic: topic.Name, ID: topic.ID, Partitions: topic.Partitions}, p.number, table)
 	if err != nil {
@@ -97,8 +103,16 @@ func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consu
 				p.counts.add(restoresDamaged, 1)
 				p.log.Error("snapshot of a worker-rank is damaged, the events are replayed from the log's start",
 					"worker", id.Worker, "rank", id.Rank, "snapshot_topic", p.stage.cfg.SnapshotTopic, "error", err, "offset", bounds.Start)
-				p.loadDamaged(table.Manifest(id), bounds)
 				start = bounds.Start
+				if m := table.Manifest(id); m != nil {
+					p.loadDamaged(m, bounds)
+				} else if w := p.workers[id.Worker]; w != nil && start == 0 {
+					// A record of a sibling may have retired it. It must be
+					// applied again then, not passed over.
+					for len(w.ranks) > 0 {
+						p.unload(w.ranks[0])
+					}
+				}
 			}
 		}
 	}
@@ -188,7 +202,7 @@ func (p *partition) loadRank(table *snapshot.Table, id snapshot.ID, bounds consu
 // epoch, without its blocks: a replay that begins in the middle of the epoch
 // is then known to be one.
 func (p *partition) loadDamaged(m *schemas.Manifest, bounds consumer.Bounds) {
-	if m == nil || m.Retired {
+	if m.Retired {
 		return
 	}
 	k, _ := p.restored(m, -1)

@@ -289,7 +289,9 @@ func (s *saver) write(ctx context.Context, w *snapshot.Writer, source snapshot.S
 				return err
 			}
 			s.p.counts.add(snapshotRounds, 1)
-			s.floor.Store(res.Floor)
+			if len(s.drops) == 0 { // else it is the floor of a log that is gone
+				s.floor.Store(res.Floor)
+			}
 			s.written.Store(time.Now().UnixMilli())
 			s.setProblem(res.CommitErr)
 			if t := s.p.stage.consumer.Topic(); t.ID != source.ID || t.Partitions != source.Partitions {

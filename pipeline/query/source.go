@@ -112,7 +112,7 @@ type TopicStatus struct {
 // PartitionStatus is where one partition stands.
 type PartitionStatus struct {
 	Partition      int32
-	State          string // restoring, catching-up, live, draining, failed
+	State          string // restoring, catching-up, live, draining
 	Position       int64  // next offset to apply
 	End            int64  // last stable offset known
 	Lag            int64  // End - Position, in offsets

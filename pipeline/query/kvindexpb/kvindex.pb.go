@@ -978,7 +978,7 @@ func (x *Topic) GetId() string {
 type PartitionStatus struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	Partition int32                  `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
-	// restoring, catching-up, live, draining or failed.
+	// restoring, catching-up, live or draining.
 	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	// Next offset to apply.
 	Position int64 `protobuf:"varint,3,opt,name=position,proto3" json:"position,omitempty"`
