@@ -71,6 +71,10 @@ func (s *Stage) observe(provider metric.MeterProvider) error {
 	if err := add(workers, err); err != nil {
 		return err
 	}
+	reachable, err := meter.Int64ObservableGauge("kvindex_brokers_reachable", metric.WithDescription("1 if the events topic can be looked at; while it is 0, answers are from memory and nobody's silence counts."))
+	if err := add(reachable, err); err != nil {
+		return err
+	}
 	ready, err := meter.Int64ObservableGauge("kvindex_ready", metric.WithDescription("1 if every partition is live."))
 	if err := add(ready, err); err != nil {
 		return err
@@ -79,6 +83,7 @@ func (s *Stage) observe(provider metric.MeterProvider) error {
 	_, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
 		st := s.Status()
 		o.ObserveInt64(ready, truth(st.Ready))
+		o.ObserveInt64(reachable, truth(s.consumer.Problem() == ""))
 		for _, p := range s.partitions() {
 			at := metric.WithAttributes(attribute.Int("partition", int(p.number)))
 			for k := range totals {
