@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -279,7 +280,7 @@ func (p *partition) expire(offset, timestamp int64) {
 			due := offset >= k.restoredW && timestamp >= k.expiry(grace)
 			switch {
 			case due && k.retired:
-				p.forget(k)
+				p.forget(k, timestamp)
 				continue
 			case due:
 				p.counts.add(workersRetired, 1)
@@ -287,7 +288,7 @@ func (p *partition) expire(offset, timestamp int64) {
 				k.retire(k.lastHeard.Load() + grace)
 				k.changedAt, k.saved.dirty = offset+1, true
 				if timestamp >= k.expiry(grace) {
-					p.forget(k)
+					p.forget(k, timestamp)
 					continue
 				}
 			}
@@ -313,16 +314,37 @@ func (k *rank) expiry(grace int64) int64 {
 // forget takes a retired rank out of the partition's books. Its manifest goes
 // once the floor is past its last record, since a replay from before would
 // bring it back.
-func (p *partition) forget(k *rank) {
+//
+// So would a replay that begins among the records of one that was never
+// written, and late ones that were refused would then count. That is why it is
+// remembered too.
+func (p *partition) forget(k *rank, timestamp int64) {
 	p.counts.add(workersForgotten, 1)
 	p.ranks.Add(-1)
 	p.listing.Delete(k.id())
-	if k.saved.manifest && p.hasDuty() { // else adopt finds it when the duty is taken
-		m := p.manifest(k)
+	if p.saver == nil {
+		return
+	}
+	m := p.manifest(k)
+	m.W = -1
+	if k.saved.manifest {
 		m.W = k.saved.w
-		p.forgotten[k.id()] = newGoner(m, k.lastOffset)
+	}
+	g := newGoner(m, k.lastOffset)
+	g.at = timestamp
+	p.forgotten[k.id()] = g
+	if !p.hasDuty() {
+		for id, g := range p.forgotten {
+			if timestamp-g.at > standbyMemory.Milliseconds() {
+				delete(p.forgotten, id)
+			}
+		}
 	}
 }
+
+// standbyMemory is how long an instance that writes no snapshots remembers whom
+// it forgot: longer than the floor, which another one writes, can lag behind.
+const standbyMemory = 24 * time.Hour
 
 // takeNotice does what another partition's goroutine said of the worker: that
 // it took it over, or that it refused a record of the epoch.

@@ -61,8 +61,9 @@ type saving struct {
 // floor below them is first replaced by one that says that it is forgotten.
 type goner struct {
 	manifest schemas.Manifest // to be written in its place, but for W
-	w        int64            // of the manifest on the topic
+	w        int64            // of the manifest on the topic, -1 if there is none or an unknown one
 	after    int64            // the floor must be past this offset
+	at       int64            // broker time when it was forgotten, unix milliseconds
 }
 
 // newGoner takes what a manifest said last of a worker-rank.
@@ -368,7 +369,13 @@ var errSnapshotsAppeared = errors.New("the snapshot topic, which was missing at 
 // is there, one that cannot be read is as good as none.
 func (p *partition) adopt(done roundResult) error {
 	there := make(map[snapshot.ID]int64, len(done.onTopic))
-	clear(p.forgotten) // another instance may have removed them, or written them anew
+	floor := p.saver.floor.Load()
+	for id, g := range p.forgotten {
+		// Another instance may have removed the manifests, or written them anew.
+		if g.w >= 0 || floor > g.after {
+			delete(p.forgotten, id)
+		}
+	}
 	for _, x := range done.onTopic {
 		var m schemas.Manifest
 		if x.manifest != nil {
