@@ -136,7 +136,7 @@ func TestLogLimiter(t *testing.T) {
 func TestModels(t *testing.T) {
 	flash, dynamo, wide := modelKey{"m", 16, index.Flash}, modelKey{"m", 16, index.Dynamo}, modelKey{"m", 32, index.Flash}
 	start := func(limit int, allowed ...ModelConfig) *models {
-		return newModels(&Config{MaxModels: limit, JumpSize: 32, Models: allowed})
+		return newModels(&Config{MaxModels: limit, JumpSize: 32, Structure: "positional", Models: allowed})
 	}
 	make := func(t *testing.T, m *models, keys ...modelKey) {
 		t.Helper()
@@ -239,6 +239,7 @@ func TestConfig(t *testing.T) {
 		{"instance with a space", func(c *Config) { c.Instance = "a b" }, "instance:"},
 		{"instance of 201 letters", func(c *Config) { c.Instance = strings.Repeat("x", 201) }, "instance:"},
 		{"no models at all", func(c *Config) { c.MaxModels = 0 }, "max-models:"},
+		{"structure that there is not", func(c *Config) { c.Structure = "trees" }, "structure:"},
 		{"more models than the limit", func(c *Config) { c.MaxModels, c.Models = 1, []ModelConfig{{"a", 1, 0}, {"b", 1, 0}} }, "models: 2"},
 		{"model without a name", func(c *Config) { c.Models = []ModelConfig{{"", 16, 0}} }, "models:"},
 		{"model without a block size", func(c *Config) { c.Models = []ModelConfig{{"a", 0, 0}} }, "models:"},
