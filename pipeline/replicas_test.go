@@ -644,7 +644,11 @@ func (d *duel) round(steps int) {
 // of a stage that lags at the offset where it stands, and so are those of a
 // fresh stage.
 func TestReplicasInterleaved(t *testing.T) {
-	const worlds, lanes, rounds, steps = 4, 10, 25, 9
+	const worlds, lanes, steps = 4, 10, 9
+	rounds := 25
+	if testing.Short() {
+		rounds = 8
+	}
 	seed := *replicasSeed
 	if seed == 0 {
 		seed = rand.Uint64()
