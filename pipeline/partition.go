@@ -24,7 +24,7 @@ type partition struct {
 	workers     map[string]*worker
 	topicID     [16]byte // of the log being read
 	position    int64    // next offset to apply
-	leaderEpoch int32    // of the last record applied, -1 if unknown
+	leaderEpoch int32    // of what is right before position, -1 if unknown
 	nextExpiry  int64    // no worker-rank expires before this broker time
 	arrived     time.Time
 	batch       schemas.Batch // of the record under way, reused

@@ -96,10 +96,6 @@ func NewWriter(cfg WriterConfig) (*Writer, error) {
 	return &Writer{cfg: cfg, cl: cl, adm: kadm.NewClient(cfg.Client), reader: cfg.Reader, offset: -1}, nil
 }
 
-// Dead returns why the writer writes nothing any more, or nil. Whoever still has
-// the duty makes a new one, after a while.
-func (w *Writer) Dead() error { return w.dead }
-
 // Table returns what is on the topic, as the writer knows it.
 func (w *Writer) Table() *Table { return w.reader.table }
 
