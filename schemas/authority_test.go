@@ -109,22 +109,36 @@ func nativeManifest(m *Manifest) map[string]any {
 		"last_heard":    m.LastHeard,
 		"last_offset":   m.LastOffset,
 		"incomplete":    m.Incomplete,
+		"past_lost_at":  m.PastLostAt,
+		"disputed":      m.Disputed,
 		"retired":       m.Retired,
 		"retired_at":    m.RetiredAt,
 		"chunks":        m.Chunks,
 		"bytes":         m.Bytes,
 		"crc32c":        crcs,
+		"check":         lastFour(AppendManifest(nil, m)),
 	}
 }
 
 func nativeFloor(f *Floor) map[string]any {
 	return map[string]any{
-		"format":     f.Format,
-		"offset":     f.Offset,
-		"topic_id":   f.TopicID[:],
-		"partitions": f.Partitions,
-		"written":    f.Written,
+		"format":       f.Format,
+		"offset":       f.Offset,
+		"topic_id":     f.TopicID[:],
+		"partitions":   f.Partitions,
+		"past_lost_at": f.PastLostAt,
+		"written":      f.Written,
+		"check":        lastFour(AppendFloor(nil, f), nil),
 	}
+}
+
+// lastFour is the checksum at the end of a value; that it is right is another
+// test's matter.
+func lastFour(value []byte, err error) []byte {
+	if err != nil {
+		return make([]byte, 4)
+	}
+	return value[len(value)-4:]
 }
 
 // goavroSingle encodes native with goavro, framed.

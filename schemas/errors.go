@@ -22,6 +22,8 @@ var (
 	ErrLeftover = errors.New("bytes left over after the record")
 	// ErrTooLarge: the record, or a count in it, is beyond the Limits.
 	ErrTooLarge = errors.New("too large")
+	// ErrChecksum: a manifest or floor is not as it was written.
+	ErrChecksum = errors.New("checksum is wrong")
 	// ErrInvalid: a value that its type does not allow.
 	ErrInvalid = errors.New("invalid value")
 )

@@ -78,7 +78,8 @@ var (
 			Model: string(anyText.Draw(t, "model")), BlockSize: integer.Draw(t, "blockSize"), Hasher: anyHasher.Draw(t, "hasher"),
 			Epoch: long.Draw(t, "epoch"), EpochStarted: long.Draw(t, "epochStarted"), Seq: long.Draw(t, "seq"),
 			Producer: string(anyText.Draw(t, "producer")), LastHeard: long.Draw(t, "lastHeard"), LastOffset: long.Draw(t, "lastOffset"),
-			Incomplete: rapid.Bool().Draw(t, "incomplete"), Retired: rapid.Bool().Draw(t, "retired"), RetiredAt: long.Draw(t, "retiredAt"),
+			Incomplete: rapid.Bool().Draw(t, "incomplete"),
+			PastLostAt: long.Draw(t, "pastLostAt"), Disputed: rapid.Bool().Draw(t, "disputed"), Retired: rapid.Bool().Draw(t, "retired"), RetiredAt: long.Draw(t, "retiredAt"),
 			Chunks: integer.Draw(t, "chunks"), Bytes: long.Draw(t, "bytes"), CRC32C: rapid.SliceOfN(rapid.Uint32(), 0, 9).Draw(t, "crcs"),
 		}
 	})
@@ -86,7 +87,7 @@ var (
 		return &Floor{
 			Format: rapid.Int32().Draw(t, "format"), Offset: rapid.Int64().Draw(t, "offset"),
 			TopicID:    [16]byte(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "topicID")),
-			Partitions: rapid.Int32().Draw(t, "partitions"), Written: rapid.Int64().Draw(t, "written"),
+			Partitions: rapid.Int32().Draw(t, "partitions"), PastLostAt: rapid.Int64().Draw(t, "pastLostAt"), Written: rapid.Int64().Draw(t, "written"),
 		}
 	})
 )

@@ -45,10 +45,10 @@ var (
 		Format: SnapshotFormat, Worker: "worker-0", Rank: 1, Generation: 1767225600000, W: 1 << 40, LeaderEpoch: -1,
 		TopicID: [16]byte{0xde, 0xad, 0xbe, 0xef, 15: 1}, Partitions: 8, Model: "llama", BlockSize: 16, Hasher: index.Flash,
 		Epoch: 1767225600000, EpochStarted: 1767225600001, Seq: 99, Producer: "engine-7f", LastHeard: 1767225600002,
-		LastOffset: 1<<40 - 1, Incomplete: true, Retired: true, RetiredAt: 1767225600003, Chunks: 2, Bytes: 1234,
+		LastOffset: 1<<40 - 1, Incomplete: true, PastLostAt: 1767225600004, Disputed: true, Retired: true, RetiredAt: 1767225600003, Chunks: 2, Bytes: 1234,
 		CRC32C: []uint32{0, 1<<32 - 1},
 	}
-	goldenFloor = Floor{Format: SnapshotFormat, Offset: 1 << 40, TopicID: [16]byte{1, 2, 3}, Partitions: 8, Written: 1767225600000}
+	goldenFloor = Floor{Format: SnapshotFormat, Offset: 1 << 40, TopicID: [16]byte{1, 2, 3}, Partitions: 8, PastLostAt: 1767225600001, Written: 1767225600000}
 )
 
 // golden is one record in all of its forms.
@@ -135,8 +135,8 @@ func TestFingerprints(t *testing.T) {
 	}{
 		{"kv_event_batch", batchSchema, 0xccb0d27a726aa0c5},
 		{"snapshot_chunk", chunkSchema, 0xa59f07bc8e9c4288},
-		{"snapshot_manifest", manifestSchema, 0x2b743f28b7d63a53},
-		{"snapshot_floor", floorSchema, 0x8c0f7bf880c61c3a},
+		{"snapshot_manifest", manifestSchema, 0x4a5c25f5ce82266b},
+		{"snapshot_floor", floorSchema, 0xa1e76cc2388085d2},
 	} {
 		if c.schema.Rabin != c.want {
 			t.Errorf("%s: fingerprint %#016x, want %#016x", c.name, c.schema.Rabin, c.want)

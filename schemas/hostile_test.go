@@ -201,3 +201,24 @@ func TestEncodersRefuse(t *testing.T) {
 		})
 	}
 }
+
+// Manifests and floors say which events to pass over: whatever bit of one is
+// wrong, it is refused.
+func TestEveryFlippedBitIsRefused(t *testing.T) {
+	for _, g := range goldens {
+		if g.schema.Rabin != manifestSchema.Rabin && g.schema.Rabin != floorSchema.Rabin {
+			continue // a chunk's checksum is in its manifest
+		}
+		value, err := g.encode()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for bit := range len(value) * 8 {
+			flipped := bytes.Clone(value)
+			flipped[bit/8] ^= 1 << (bit % 8)
+			if _, err := g.decode(flipped); err == nil {
+				t.Errorf("%s: bit %d flipped is not noticed", g.file, bit)
+			}
+		}
+	}
+}

@@ -39,6 +39,8 @@ func AppendManifest(dst []byte, m *Manifest) ([]byte, error) {
 	out = appendLong(out, m.LastHeard)
 	out = appendLong(out, m.LastOffset)
 	out = appendBool(out, m.Incomplete)
+	out = appendLong(out, m.PastLostAt)
+	out = appendBool(out, m.Disputed)
 	out = appendBool(out, m.Retired)
 	out = appendLong(out, m.RetiredAt)
 	out = appendLong(out, int64(m.Chunks))
@@ -49,12 +51,12 @@ func AppendManifest(dst []byte, m *Manifest) ([]byte, error) {
 			out = appendLong(out, int64(crc))
 		}
 	}
-	return sized(dst, append(out, 0), "snapshot manifest")
+	return sized(dst, appendCheck(append(out, 0), len(dst)), "snapshot manifest")
 }
 
 // DecodeManifest decodes a framed record into m, which does not alias value
 // and reuses only the storage of m.CRC32C. After an error m is undefined.
-// Errors: as Batch.Decode's.
+// Errors: as Batch.Decode's, and ErrChecksum.
 func DecodeManifest(m *Manifest, value []byte) error {
 	r := manifestSchema.open(value, DefaultLimits)
 	*m = Manifest{
@@ -76,6 +78,8 @@ func DecodeManifest(m *Manifest, value []byte) error {
 		LastHeard:    r.long(),
 		LastOffset:   r.long(),
 		Incomplete:   r.boolean(),
+		PastLostAt:   r.long(),
+		Disputed:     r.boolean(),
 		Retired:      r.boolean(),
 		RetiredAt:    r.long(),
 		Chunks:       r.int(),
@@ -92,7 +96,7 @@ func DecodeManifest(m *Manifest, value []byte) error {
 			m.CRC32C = append(m.CRC32C, uint32(crc))
 		}
 	}
-	if err := r.end(); err != nil {
+	if err := r.endChecked(); err != nil {
 		return fmt.Errorf("snapshot manifest: %w", err)
 	}
 	return nil

@@ -28,6 +28,8 @@ type Manifest struct {
 	LastHeard    int64  // broker time of the last record, unix milliseconds
 	LastOffset   int64  // of the last record of this worker-rank, whatever became of it
 	Incomplete   bool
+	PastLostAt   int64 // broker time of the first record after lost ones, unix milliseconds; 0 if what it holds is known
+	Disputed     bool  // since then two producers or models claimed Epoch
 	Retired      bool
 	RetiredAt    int64    // broker time, unix milliseconds; only if Retired
 	Chunks       int32    // how many
@@ -60,5 +62,6 @@ type Floor struct {
 	Offset     int64    // replaying the source partition from here gives everything that no manifest holds
 	TopicID    [16]byte // of the source topic
 	Partitions int32
+	PastLostAt int64 // broker time of the first record after lost ones that no manifest makes up for, unix milliseconds; 0 if none
 	Written    int64 // writer's clock, unix milliseconds; informative only
 }
