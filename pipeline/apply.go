@@ -11,6 +11,7 @@ import (
 	"kvindex/index"
 	"kvindex/pipeline/query"
 	"kvindex/schemas"
+	"kvindex/snapshot"
 )
 
 // apply is what one record does to the partition's workers. Whatever is wrong
@@ -19,6 +20,9 @@ func (p *partition) apply(r *kgo.Record) {
 	p.counts.add(recordsRead, 1)
 	timestamp := r.Timestamp.UnixMilli()
 	p.clock.heard(timestamp, p.arrived)
+	if len(p.untimed) > 0 {
+		p.time(r)
+	}
 	if timestamp >= p.nextExpiry {
 		p.expire(r.Offset, timestamp)
 	}
@@ -43,6 +47,12 @@ func (p *partition) apply(r *kgo.Record) {
 	var k *rank
 	if w != nil {
 		if k = w.rank(b.Rank); k != nil && r.Offset < k.restoredW {
+			p.counts.add(recordsSkipped, 1)
+			return
+		}
+	}
+	if k == nil && len(p.lost) > 0 {
+		if l := p.lost[snapshot.ID{Worker: string(b.Worker), Rank: b.Rank}]; l != nil && r.Offset < l.from {
 			p.counts.add(recordsSkipped, 1)
 			return
 		}
@@ -73,12 +83,13 @@ func (p *partition) apply(r *kgo.Record) {
 	if k == nil {
 		k = p.addRank(w, b.Rank, r.Offset)
 	}
-	p.applyTo(k, m, r, timestamp)
-	k.lastHeard.Store(timestamp)
+	if p.applyTo(k, m, r, timestamp) {
+		k.lastHeard.Store(timestamp)
+	}
 	k.lastOffset = r.Offset
 	k.saved.weigh(len(r.Key) + len(r.Value))
 	k.show()
-	p.nextExpiry = min(p.nextExpiry, k.expiry(p.stage.cfg.WorkerGrace.Milliseconds()))
+	p.nextExpiry = min(p.nextExpiry, k.expiry(p.grace()))
 	w.takeNotice(p)
 }
 
@@ -141,30 +152,37 @@ func batchModel(b *schemas.Batch) modelKey {
 
 // applyTo applies the decoded record to the worker-rank it names: the rules of
 // epoch, producer, identity and sequence first, then its events. m is the model
-// of an epoch that begins.
-func (p *partition) applyTo(k *rank, m *query.Model, r *kgo.Record, timestamp int64) {
+// of an epoch that begins. It reports whether the record was the worker-rank's
+// next: what is refused or a duplicate shows nobody to be alive.
+func (p *partition) applyTo(k *rank, m *query.Model, r *kgo.Record, timestamp int64) (heard bool) {
 	b := &p.batch
 	switch {
 	case k.model == nil || b.Epoch > k.epoch:
 		p.counts.add(epochs, 1)
+		l := k.past
+		if l == nil {
+			l = p.lossOf(k.id())
+		}
 		k.begin(b, m, timestamp)
+		k.beginsAfter(l, timestamp, p.grace())
 		k.changedAt = r.Offset + 1
 	case b.Epoch < k.epoch:
 		p.bad(r, recordsStaleEpoch, fmt.Errorf("worker %q rank %d: epoch %d, newer is %d", k.worker.name, k.number, b.Epoch, k.epoch))
-		return
+		return false
 	case k.retired:
 		p.bad(r, recordsRetired, fmt.Errorf("worker %q rank %d: epoch %d was retired", k.worker.name, k.number, b.Epoch))
-		return
+		return false
 	case k.producer != string(b.Producer):
-		k.incomplete.Store(true)
+		k.dispute()
 		p.bad(r, recordsSecondProducer, fmt.Errorf("worker %q rank %d: epoch %d is producer %q's, not %.64q's", k.worker.name, k.number, k.epoch, k.producer, b.Producer))
-		return
+		return k.disputed
 	case !k.same(b):
-		k.incomplete.Store(true)
+		k.dispute()
 		p.bad(r, recordsIdentityChange, fmt.Errorf("worker %q rank %d: epoch %d is of model %q, blocks of %d tokens, hasher %s; the record of %.64q, %d, %s", k.worker.name, k.number, k.epoch,
 			k.model.Name, k.model.BlockSize, k.model.Hasher, b.Model, b.BlockSize, b.Hasher))
-		return
+		return k.disputed
 	}
+	k.outlives(timestamp, p.grace())
 
 	seq := k.seq.Load()
 	heartbeat := len(b.Events) == 0
@@ -176,26 +194,30 @@ func (p *partition) applyTo(k *rank, m *query.Model, r *kgo.Record, timestamp in
 		if !heartbeat {
 			p.bad(r, recordsDuplicate, fmt.Errorf("worker %q rank %d: seq %d was applied, last is %d", k.worker.name, k.number, b.Seq, seq))
 		}
-		return
+		return heartbeat && b.Seq == seq
 	case heartbeat || b.Seq != seq+1:
 		k.incomplete.Store(true)
 		p.bad(r, gaps, fmt.Errorf("worker %q rank %d: records of seq %d to %d are missing", k.worker.name, k.number, seq+1, missingTo(b)))
-	case k.unproven:
-		// Its snapshot was damaged, but the epoch is replayed from its start.
-		k.incomplete.Store(false)
 	}
-	k.unproven = false
 	k.seq.Store(b.Seq)
-	if heartbeat {
-		return
+	switch {
+	case heartbeat:
+		return true
+	case k.known():
+		p.counts.add(recordsApplied, 1)
+	default:
+		p.counts.add(recordsUnknown, 1)
 	}
-	p.counts.add(recordsApplied, 1)
 	for i := range b.Events {
 		e := &b.Events[i]
+		if !k.known() && e.Kind != schemas.KindRetired {
+			continue
+		}
 		if !p.event(k, r, e, timestamp) {
-			return
+			break
 		}
 	}
+	return true
 }
 
 // missingTo is the last seq that a gap lacks: a heartbeat's own was sent before it.
@@ -272,7 +294,7 @@ func (p *partition) event(k *rank, r *kgo.Record, e *schemas.Event, timestamp in
 // as long is forgotten. It looks at nothing but the log, so that a replay and
 // every other instance retire at the same record.
 func (p *partition) expire(offset, timestamp int64) {
-	grace := p.stage.cfg.WorkerGrace.Milliseconds()
+	grace := p.grace()
 	p.nextExpiry = never
 	for _, w := range p.workers {
 		kept := w.ranks[:0]

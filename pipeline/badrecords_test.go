@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"testing"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
@@ -273,6 +274,7 @@ func TestBadRecordsBetweenGoodOnes(t *testing.T) {
 				}}
 				p.send(stored(nil, locals(2, 4)...))
 				one.caughtUp()
+				r.nextMillisecond() // of two equally old claims to a worker the lower partition's wins
 				before := one.watched()
 				bad := c.send(scene{p, one.caughtUp})
 				others[bad.Partition].send(stored(nil, locals(uint64(1000+i), 3)...))
@@ -377,5 +379,58 @@ func TestModelsThatAreNotServed(t *testing.T) {
 	in.caughtUp()
 	if all := in.Workers(""); len(all) != 1 || all[0].Worker != "w" || all[0].Blocks[index.Device] != 4 {
 		t.Errorf("workers %+v, want the one whose model is served", all)
+	}
+}
+
+// Only what a worker-rank says next shows that it is alive: a zombie's records
+// do not keep a dead one.
+func TestRefusedRecordsKeepNobodyAlive(t *testing.T) {
+	for name, zombie := range map[string]func(*producer, []index.SeqHash) []byte{
+		"older epoch": func(p *producer, _ []index.SeqHash) []byte { p.batch.Epoch--; return p.encode(cleared()) },
+		"another producer": func(p *producer, _ []index.SeqHash) []byte {
+			p.batch.Producer = []byte("q")
+			return p.encode(cleared())
+		},
+		"another model": func(p *producer, _ []index.SeqHash) []byte { p.batch.Model = []byte("n"); return p.encode(cleared()) },
+		"duplicate": func(p *producer, h []index.SeqHash) []byte {
+			p.batch.Seq--
+			return p.encode(removed(h...))
+		},
+		"old heartbeat": func(p *producer, _ []index.SeqHash) []byte { p.batch.Seq--; return p.encode() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := testcontainers.NewKfake(t, testcontainers.KfakeConfig{})
+			r := newTimedRig(t, b, 1)
+			one := r.start()
+			now := time.Now().Add(-100 * timedGrace).Truncate(time.Millisecond)
+			chain := locals(3, 12)
+			send := func(p *producer, value []byte) {
+				t.Helper()
+				rec := &kgo.Record{Timestamp: now, Key: p.batch.Worker, Value: value}
+				if err := p.cl.ProduceSync(t.Context(), rec).FirstErr(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			dead, alive := r.produce("dead", 0), r.produce("alive", 0)
+			for _, p := range []*producer{dead, alive} {
+				p.partition = 0
+				send(p, p.encode(stored(nil, chain...)))
+				send(p, p.encode(stored(nil, locals(4, 3)...)))
+			}
+			for range 7 {
+				now = now.Add(timedStep)
+				again := *dead
+				send(&again, zombie(&again, index.Chain(nil, chain)))
+				send(alive, alive.encode())
+			}
+			one.same(1, 50)
+			for _, w := range one.Workers("") {
+				if w.Retired != (w.Worker == "dead") {
+					t.Errorf("retired is wrong: %+v", w)
+				}
+			}
+			one.saved()
+			one.restart().same(2, 50)
+		})
 	}
 }

@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"kvindex/consumer"
+	"kvindex/index"
 	"kvindex/pipeline/verify"
 	"kvindex/testcontainers"
 )
@@ -115,8 +117,9 @@ func TestRestoreFromSnapshotsWhoseTailIsCompactedAway(t *testing.T) {
 
 // transaction is a producer of transactions, to be left in any state.
 type transaction struct {
-	r  *rig
-	cl *kgo.Client
+	r     *rig
+	cl    *kgo.Client
+	topic string // of the last record
 }
 
 // transaction begins one.
@@ -126,22 +129,32 @@ func (r *rig) transaction(id string) *transaction {
 	if err := cl.BeginTransaction(); err != nil {
 		r.t.Fatal(err)
 	}
-	return &transaction{r, cl}
+	return &transaction{r: r, cl: cl}
 }
 
 func (tx *transaction) send(topic string, partition int32, key, value []byte) {
 	tx.r.t.Helper()
+	tx.topic = topic
 	rec := &kgo.Record{Topic: topic, Partition: partition, Key: key, Value: value}
 	if err := tx.cl.ProduceSync(tx.r.t.Context(), rec).FirstErr(); err != nil {
 		tx.r.t.Fatal(err)
 	}
 }
 
+// end ends the transaction, the only open one on its topic. Brokers answer before
+// the log shows it.
 func (tx *transaction) end(commit kgo.TransactionEndTry) {
 	tx.r.t.Helper()
 	if err := tx.cl.EndTransaction(tx.r.t.Context(), commit); err != nil {
 		tx.r.t.Fatal(err)
 	}
+	testcontainers.Eventually(tx.r.t, patience, func() error {
+		stable, end := testcontainers.StableOffsets(tx.r.t, tx.r.broker, tx.topic), testcontainers.EndOffsets(tx.r.t, tx.r.broker, tx.topic)
+		if !slices.Equal(stable, end) {
+			return fmt.Errorf("topic %s ends at %v, and is stable up to %v", tx.topic, end, stable)
+		}
+		return nil
+	})
 }
 
 // A writer that was killed leaves its transaction open. A restore reads what is
@@ -354,7 +367,7 @@ func TestEventsTrimmed(t *testing.T) {
 	}
 
 	// Everything past the floor is gone, as by retention that outran it: who
-	// missed records is incomplete, and said so, until it begins anew.
+	// missed records is not answered, and that is said, until it begins anew.
 	t.Run("past the floor", func(t *testing.T) {
 		testcontainers.Each(t, func(t *testing.T, b testcontainers.Broker) {
 			r := newRig(t, b, 2)
@@ -369,13 +382,18 @@ func TestEventsTrimmed(t *testing.T) {
 				testcontainers.DeleteRecords(t, b, r.cfg.Topic, int32(p), end)
 			}
 			two := r.start()
+			f.work(20) // of epochs that began in what is gone
 			two.caughtUp()
 			for _, w := range two.Workers("") {
-				if !w.Incomplete {
-					t.Errorf("%+v is complete, want incomplete: its records are gone", w)
+				if !w.Incomplete || w.Blocks != [index.Tiers]int{} {
+					t.Errorf("%+v is answered or complete: its records are gone", w)
 				}
 				r.mustSay("level=ERROR", "the log was trimmed past", "worker="+w.Worker, fmt.Sprintf("partition=%d", w.Partition))
 			}
+			if !slices.ContainsFunc(two.Status().Warnings, func(s string) bool { return strings.Contains(s, "are not answered") }) {
+				t.Errorf("no warning of unanswered worker-ranks in %q", two.Status().Warnings)
+			}
+			r.nextMillisecond() // an epoch would be no newer than the loss
 			f.renew()
 			f.work(80)
 			two.same(2, 100)

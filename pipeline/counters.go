@@ -20,6 +20,7 @@ const (
 	recordsSecondProducer
 	recordsIdentityChange // model, block size or hasher within an epoch
 	recordsDuplicate
+	recordsUnknown      // of a worker-rank whose past is lost
 	recordsRefusedModel // not among the configured models, or too many
 	gaps
 	epochs
@@ -62,6 +63,7 @@ var counterNames = [numCounters]struct{ name, help string }{
 	recordsSecondProducer: {"records_second_producer_total", "Event records of a second producer within an epoch, refused."},
 	recordsIdentityChange: {"records_identity_change_total", "Event records that change model, block size or hasher within an epoch, refused."},
 	recordsDuplicate:      {"records_duplicate_total", "Event records applied before, ignored."},
+	recordsUnknown:        {"records_unknown_past_total", "Event records of worker-ranks whose past is lost: followed, but not applied."},
 	recordsRefusedModel:   {"records_refused_model_total", "Event records of a model that is not served here, refused."},
 	gaps:                  {"sequence_gaps_total", "Times that records of a worker-rank were missing."},
 	epochs:                {"epochs_total", "New epochs, each from an empty cache."},

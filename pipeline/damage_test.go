@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -29,30 +30,44 @@ func (r *rig) last(key string) []byte {
 	return nil
 }
 
+// flip returns a change that flips one bit in the middle of a value.
+func flip(v []byte) []byte { v[len(v)/2] ^= 1; return v }
+
+func nonsense([]byte) []byte { return []byte("nonsense") }
+
 // Whatever is wrong on the snapshot topic, a restore says it and replays. From a
-// whole log that is exact; from a trimmed one a worker-rank that lacks something
-// is incomplete or unknown, and no depth is above the truth.
+// whole log that is exact. From a trimmed one a worker-rank that lacks something
+// is incomplete or not answered, and no depth is above the truth: not when
+// records come late of an epoch that was retired or that a newer one followed,
+// not later and not after the next restart. The producer's next epoch makes it
+// whole, or twice the grace and a clear.
 func TestDamagedSnapshots(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		key    string
 		change func(value []byte) []byte
 		said   []string
-		others bool    // worker-ranks other than the damaged one are as they should be, also from a trimmed log
-		counts counter // is 1
+		hurts  func(worker string, rank int32) bool // whom it takes something from if the log is trimmed
+		counts counter                              // is 1; numCounters: none is
 	}{
-		{"a flipped byte in a chunk", "chunk/0/0/hurt",
-			func(v []byte) []byte { v[len(v)/2] ^= 1; return v },
-			[]string{"is damaged", "worker=hurt", "rank=0", "CRC-32C"}, true, restoresDamaged},
-		{"a missing chunk", "chunk/0/0/hurt",
-			func([]byte) []byte { return nil },
-			[]string{"is damaged", "worker=hurt", "rank=0", "chunk 0 of 1 is missing"}, true, restoresDamaged},
-		{"an unreadable manifest", "manifest/0/hurt",
-			func([]byte) []byte { return []byte("nonsense") },
-			[]string{"is damaged", "worker=hurt", "rank=0", "manifest cannot be read"}, true, restoresDamaged},
-		{"an unreadable manifest of one whose sibling retired it", "manifest/0/pair",
-			func([]byte) []byte { return []byte("nonsense") },
-			[]string{"is damaged", "worker=pair", "rank=0", "manifest cannot be read"}, true, restoresDamaged},
+		{"a flipped byte in a chunk", "chunk/0/0/hurt", flip,
+			[]string{"is damaged", "worker=hurt", "rank=0", "CRC-32C"}, only("hurt", 0), restoresDamaged},
+		{"a missing chunk", "chunk/0/0/hurt", func([]byte) []byte { return nil },
+			[]string{"is damaged", "worker=hurt", "rank=0", "chunk 0 of 1 is missing"}, only("hurt", 0), restoresDamaged},
+		{"a flipped byte in a manifest", "manifest/0/hurt", flip,
+			[]string{"is damaged", "worker=hurt", "rank=0", "manifest cannot be read"}, only("hurt", 0), restoresDamaged},
+		{"an unreadable manifest", "manifest/0/hurt", nonsense,
+			[]string{"is damaged", "worker=hurt", "rank=0", "manifest cannot be read"}, only("hurt", 0), restoresDamaged},
+		{"an unreadable manifest of one whose sibling retired it", "manifest/0/pair", nonsense,
+			[]string{"is damaged", "worker=pair", "rank=0", "manifest cannot be read"}, only("pair", 0), restoresDamaged},
+		{"an unreadable manifest of one whose sibling retired it later", "manifest/0/late", nonsense,
+			[]string{"is damaged", "worker=late", "rank=0", "manifest cannot be read"}, only("late", 0), restoresDamaged},
+		{"an unreadable manifest of one that is silent until two restarts later", "manifest/0/mute", nonsense,
+			[]string{"is damaged", "worker=mute", "rank=0", "manifest cannot be read"}, only("mute", 0), restoresDamaged},
+		{"an unreadable manifest of one that two producers claim", "manifest/1/hurt", nonsense,
+			[]string{"is damaged", "worker=hurt", "rank=1", "manifest cannot be read"}, only("hurt", 1), restoresDamaged},
+		{"a flipped byte in the floor", "floor", flip,
+			[]string{"cannot be decoded", "snapshot floor"}, only("", 0), numCounters},
 		{"a floor of another topic", "floor",
 			func(v []byte) []byte {
 				var f schemas.Floor
@@ -62,98 +77,148 @@ func TestDamagedSnapshots(t *testing.T) {
 				f.TopicID[0] ^= 1
 				return schemas.AppendFloor(nil, &f)
 			},
-			[]string{"snapshots are of another log"}, false, snapshotsDiscarded},
+			[]string{"snapshots are of another log"}, func(string, int32) bool { return true }, snapshotsDiscarded},
 	} {
 		for _, trimmed := range []bool{false, true} {
 			t.Run(c.name+map[bool]string{false: ", whole log", true: ", trimmed log"}[trimmed], func(t *testing.T) {
-				b := testcontainers.NewKfake(t, testcontainers.KfakeConfig{})
-				r := newRig(t, b, 1)
-				one := r.start()
-				chain := locals(7, 40)
-				seqs := index.Chain(nil, chain)
-				hurt, hurt1, well := r.produce("hurt", 0), r.produce("hurt", 1), r.produce("well", 0)
-				pair, pair1 := r.produce("pair", 0), r.produce("pair", 1)
-				for _, p := range []*producer{hurt, hurt1, well, pair, pair1} {
-					p.send(stored(nil, chain[:20]...))
-					p.send(removed(seqs[17]), stored(nil, locals(9, 6)...))
-				}
-				pair1.send(retired())
-				one.same(1, 50)
-				one.saved()
-				one.abandon()
-				if trimmed {
-					testcontainers.DeleteRecords(t, b, r.cfg.Topic, 0, r.floors()[0])
-				}
-				plain := testcontainers.Client(t, b)
-				rec := &kgo.Record{Topic: r.cfg.SnapshotTopic, Key: []byte(c.key), Value: c.change(r.last(c.key))}
-				if err := plain.ProduceSync(t.Context(), rec).FirstErr(); err != nil {
-					t.Fatal(err)
-				}
-				// What a replay gets of it in any case.
-				hurt.send(stored(&seqs[15], chain[16:25]...))
-				hurt1.send(stored(&seqs[18], chain[19:30]...))
-				well.send(stored(&seqs[16], chain[17:35]...))
-				if !trimmed {
-					pair.send(stored(nil, chain[:5]...)) // late, and refused; where nothing is left that says so, only incomplete
-				}
+				testcontainers.Each(t, func(t *testing.T, b testcontainers.Broker) {
+					r := newTimedRig(t, b, 1)
+					now := time.Now().Add(-100 * timedGrace).Truncate(time.Millisecond)
+					chain := locals(7, 60)
+					seqs := index.Chain(nil, chain)
+					begin := func(worker string, rank int32) *producer {
+						p := r.produce(worker, rank)
+						p.batch.Epoch = now.UnixMilli() - 1
+						return p
+					}
+					send := func(p *producer, events ...schemas.Event) {
+						t.Helper()
+						if err := p.cl.ProduceSync(t.Context(), p.at(now, events...)).FirstErr(); err != nil {
+							t.Fatal(err)
+						}
+					}
 
-				two := r.start()
-				r.follow()
-				two.caughtUp()
-				r.mustSay(append(c.said, "level=ERROR")...)
-				if n := two.counted(c.counts); n != 1 {
-					t.Errorf("%s is %d, want 1", counterNames[c.counts].name, n)
-				}
-				if !trimmed {
-					two.same(2, 200)
+					one := r.start()
+					hurt, hurt1, well := begin("hurt", 0), begin("hurt", 1), begin("well", 0)
+					pair, pair1 := begin("pair", 0), begin("pair", 1)
+					late, late1 := begin("late", 0), begin("late", 1)
+					mute, mute1 := begin("mute", 0), begin("mute", 1)
+					zombie := begin("hurt", 0)
+					zombie.batch.Epoch--
+					zombie.batch.Producer = []byte("zombie")
+					rival := begin("hurt", 1)
+					rival.batch.Producer = []byte("rival")
+					all := []*producer{hurt, hurt1, well, pair, pair1, late, late1, mute, mute1}
+					for _, p := range all {
+						send(p, stored(nil, chain[:20]...))
+						send(p, removed(seqs[17]), stored(nil, locals(9, 6)...))
+					}
+					send(pair1, retired())
+					send(mute1, retired())
+					one.same(1, 50)
+					one.saved()
+					one.abandon()
+					if trimmed {
+						testcontainers.DeleteRecords(t, b, r.cfg.Topic, 0, r.floors()[0])
+					}
+					rec := &kgo.Record{Topic: r.cfg.SnapshotTopic, Key: []byte(c.key), Value: c.change(r.last(c.key))}
+					if err := testcontainers.Client(t, b).ProduceSync(t.Context(), rec).FirstErr(); err != nil {
+						t.Fatal(err)
+					}
+					now = now.Add(timedStep)
+					// What a replay gets of it in any case, and what it must not take.
+					send(zombie, stored(nil, chain[:50]...))
+					send(pair, stored(nil, chain[:5]...))
+					send(late1, retired())
+					send(late, stored(nil, chain[:40]...))
+					rival.batch.Seq = 1
+					send(rival, stored(nil, chain[:50]...))
+					send(hurt, stored(&seqs[15], chain[16:25]...))
+					send(hurt1, stored(&seqs[18], chain[19:30]...))
+					send(well, stored(&seqs[16], chain[17:35]...))
+
+					two := r.start()
+					r.follow()
+					two.caughtUp()
+					r.mustSay(append(c.said, "level=ERROR")...)
+					if c.counts != numCounters {
+						if n := two.counted(c.counts); n != 1 {
+							t.Errorf("%s is %d, want 1", counterNames[c.counts].name, n)
+						}
+					}
+					if !trimmed {
+						two.same(2, 200)
+						two.saved()
+						three := two.restart()
+						three.same(3, 200)
+						three.undamaged()
+						return
+					}
+					check := func(in *instance, seed uint64, whole func(worker string, rank int32) bool) {
+						t.Helper()
+						r.follow()
+						in.caughtUp()
+						in.notAbove(seed, 200)
+						for _, w := range r.oracle.Workers() {
+							if !c.hurts(w.Worker, w.Rank) || whole(w.Worker, w.Rank) {
+								in.sameWorker(w)
+							}
+						}
+						for _, w := range in.Workers("") {
+							if c.hurts(w.Worker, w.Rank) && !w.Incomplete && !w.Retired && !whole(w.Worker, w.Rank) {
+								t.Errorf("%s rank %d has lost what was trimmed, but is not incomplete", w.Worker, w.Rank)
+							}
+						}
+					}
+					check(two, 2, only("", 0))
+					two.saved()
+					two = two.restart()
+					check(two, 3, only("", 0))
+
+					// The next epoch is what a worker-rank needs.
+					now = now.Add(timedStep)
+					hurt.batch.Epoch, hurt.batch.Seq = now.UnixMilli(), -1
+					send(hurt, stored(nil, chain[:12]...))
+					send(zombie, stored(nil, chain[:50]...))
+					send(pair, stored(nil, chain[:9]...))
+					send(late, stored(nil, chain[:9]...))
+					send(mute, stored(nil, chain[:9]...))
+					check(two, 4, only("hurt", 0))
+
+					// As is time. All the while nothing is above the truth.
+					for i := range 14 {
+						now = now.Add(timedStep)
+						send(rival, stored(nil, chain[:50]...))
+						for _, p := range []*producer{hurt, hurt1, well, pair, late, mute, zombie} {
+							send(p, stored(nil, chain[:10+i]...), removed(seqs[9+i]))
+						}
+						if i%5 == 2 {
+							two.saved()
+							two = two.restart()
+						}
+						r.follow()
+						two.caughtUp()
+						two.notAbove(uint64(5+i), 50)
+					}
+					now = now.Add(timedStep)
+					hurt1.batch.Epoch, hurt1.batch.Seq = now.UnixMilli(), -1 // time does not settle a dispute
+					for _, p := range []*producer{hurt, hurt1, well, pair, late, mute} {
+						send(p, cleared(), stored(nil, chain[:11]...))
+					}
+					two.same(20, 200)
 					two.saved()
 					three := two.restart()
-					three.same(3, 200)
+					three.same(21, 200)
 					three.undamaged()
-					return
-				}
-				two.notAbove(2, 200)
-				for _, w := range two.Workers("") {
-					damaged := w.Worker == c.key[len(c.key)-4:] && w.Rank == 0 || !c.others
-					if damaged && !w.Incomplete && w.Blocks != [index.Tiers]int{} {
-						t.Errorf("%s rank %d has lost what was trimmed, but is not incomplete", w.Worker, w.Rank)
-					}
-					if w.Worker == "well" && c.others && w.Incomplete {
-						t.Errorf("%s rank %d is incomplete for no reason", w.Worker, w.Rank)
-					}
-				}
-				// The producer's next clear makes it whole again.
-				for _, p := range []*producer{hurt, hurt1, well} {
-					p.send(cleared(), stored(nil, chain[:12]...))
-				}
-				r.follow()
-				two.saved()
-				two.notAbove(3, 200)
-				three := two.restart()
-				three.caughtUp()
-				three.undamaged()
-				three.notAbove(4, 200)
-				for _, w := range r.oracle.Workers() {
-					if w.Worker != "pair" {
-						three.sameWorker(w)
-					}
-				}
+				})
 			})
 		}
 	}
 }
 
-// notAbove asks n random queries at equal offsets: no answer may be above the truth.
-func (in *instance) notAbove(seed uint64, n int) {
-	in.r.t.Helper()
-	for i, q := range in.r.oracle.Queries(rand.New(rand.NewPCG(seed, 1)), n) {
-		want := in.r.oracle.Depths(q.Model, q.BlockSize, q.Locals)
-		for w, depth := range in.depths(q) {
-			if depth > want[w] {
-				in.r.t.Fatalf("query %d: %v has depth %d, the truth is %d", i, w, depth, want[w])
-			}
-		}
-	}
+// only says yes to one worker-rank.
+func only(worker string, rank int32) func(string, int32) bool {
+	return func(w string, r int32) bool { return w == worker && r == rank }
 }
 
 // Another instance writes on while one restores: what the restore reads is of
@@ -196,5 +261,18 @@ func TestRestoreWhileAnotherWrites(t *testing.T) {
 	two.undamaged()
 	if n := two.counted(recordsRead); n > 0 {
 		t.Errorf("%d records were read again, want none", n)
+	}
+}
+
+// notAbove asks n random queries at equal offsets: no answer may be above the truth.
+func (in *instance) notAbove(seed uint64, n int) {
+	in.r.t.Helper()
+	for i, q := range in.r.oracle.Queries(rand.New(rand.NewPCG(seed, 1)), n) {
+		want := in.r.oracle.Depths(q.Model, q.BlockSize, q.Locals)
+		for w, depth := range in.depths(q) {
+			if depth > want[w] {
+				in.r.t.Fatalf("query %d: %v has depth %d, the truth is %d", i, w, depth, want[w])
+			}
+		}
 	}
 }

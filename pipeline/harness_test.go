@@ -200,6 +200,18 @@ func (in *instance) saved() {
 	})
 }
 
+// nextMillisecond waits until the clock that brokers here share shows another one.
+func (r *rig) nextMillisecond() {
+	r.t.Helper()
+	before := time.Now().UnixMilli()
+	testcontainers.Eventually(r.t, patience, func() error {
+		if time.Now().UnixMilli() <= before {
+			return errors.New("the same millisecond")
+		}
+		return nil
+	})
+}
+
 // counted returns a counter's sum over partitions.
 func (in *instance) counted(k counter) int64 { return in.Status().Counters[counterNames[k].name] }
 
@@ -360,7 +372,7 @@ func (p *producer) raw(key, value []byte) *kgo.Record {
 
 // renew begins the next epoch with another producer.
 func (p *producer) renew() {
-	p.batch.Epoch++
+	p.batch.Epoch = max(p.batch.Epoch+1, time.Now().UnixMilli())
 	p.batch.Seq = -1
 	p.batch.Producer = fmt.Appendf(nil, "producer-%d", p.batch.Epoch)
 }

@@ -30,10 +30,13 @@ type partition struct {
 	batch       schemas.Batch // of the record under way, reused
 	limiter     logLimiter
 	save        saving
-	forgotten   map[snapshot.ID]*goner // worker-ranks whose manifest is to go
-	blind       bool                   // restored without the snapshot topic, which was not there
-	loaded      int64                  // what restore put back: blocks
-	replayTo    int64                  // the end when replay began: records before it are read again
+	forgotten   map[snapshot.ID]*goner    // worker-ranks whose manifest is to go
+	lost        map[snapshot.ID]*lostPast // of worker-ranks whose manifest cannot be read
+	lostAll     *lostPast                 // of all that have no manifest; nil if nothing is lost
+	untimed     []*lostPast               // whose end has not been read yet
+	blind       bool                      // restored without the snapshot topic, which was not there
+	loaded      int64                     // what restore put back: blocks
+	replayTo    int64                     // the end when replay began: records before it are read again
 
 	// Shared.
 	counts  counters
@@ -53,6 +56,7 @@ func newPartition(s *Stage, n int32) *partition {
 		log:         s.log.With("topic", s.cfg.Topic, "partition", n),
 		workers:     map[string]*worker{},
 		forgotten:   map[snapshot.ID]*goner{},
+		lost:        map[snapshot.ID]*lostPast{},
 		leaderEpoch: -1,
 		nextExpiry:  never,
 	}
@@ -77,6 +81,10 @@ func (p *partition) Apply(records []*kgo.Record, next int64, epoch int32) {
 	}
 	p.position, p.leaderEpoch = next, epoch
 }
+
+// grace is how long a worker-rank may be silent, and then be retired, in
+// milliseconds of the broker's clock.
+func (p *partition) grace() int64 { return p.stage.cfg.WorkerGrace.Milliseconds() }
 
 // Current implements consumer.Handler.
 func (p *partition) Current(at time.Time) { p.clock.upTo(at) }
@@ -103,6 +111,8 @@ func (p *partition) Drop(reason error) {
 	}
 	clear(p.workers)
 	clear(p.forgotten)
+	clear(p.lost)
+	p.lostAll, p.untimed = nil, nil
 	p.ranks.Store(0)
 	p.position, p.leaderEpoch, p.nextExpiry = 0, -1, never
 	p.clock.reset()

@@ -46,8 +46,15 @@ func (p *partition) Restore(ctx context.Context) (int64, error) {
 // load fills the partition from its snapshots and returns where to start.
 func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consumer.Bounds) (int64, error) {
 	p.loaded, p.blind = 0, false
-	if p.saver == nil {
+	// Unless the snapshots say better, nothing is known of what was trimmed.
+	fromStart := func() (int64, error) {
+		if bounds.Start > 0 {
+			p.lostAll = p.loses(bounds.Start, never)
+		}
 		return bounds.Start, nil
+	}
+	if p.saver == nil {
+		return fromStart()
 	}
 	reader, err := p.readSnapshots(ctx)
 	switch {
@@ -58,7 +65,7 @@ func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consu
 			level = slog.LevelError // what was trimmed is nowhere else
 		}
 		p.log.Log(ctx, level, "no snapshots to restore from, the events are replayed from the log's start", "reason", err, "offset", bounds.Start)
-		return bounds.Start, nil
+		return fromStart()
 	case err != nil:
 		return 0, err
 	}
@@ -80,12 +87,15 @@ func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consu
 	if reason != "" {
 		p.counts.add(snapshotsDiscarded, 1)
 		p.log.Error("snapshots are of another log and are discarded, the events are replayed from the log's start", "reason", reason, "offset", bounds.Start)
-		return bounds.Start, nil
+		return fromStart()
 	}
 
-	start := bounds.Start
-	if hasFloor {
-		start = max(start, floor.Offset)
+	start, _ := fromStart()
+	if hasFloor && floor.Offset >= start {
+		start, p.lostAll, p.untimed = floor.Offset, nil, nil
+		if floor.PastLostAt != 0 {
+			p.lostAll = p.loses(floor.Offset, floor.PastLostAt)
+		}
 	}
 	var damaged []snapshot.ID
 	for _, id := range table.IDs() {
@@ -98,26 +108,53 @@ func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consu
 		if err := reader.ReadToEnd(ctx); err != nil {
 			return 0, err
 		}
+		intact := true
 		for _, id := range damaged {
 			if err := p.loadRank(table, id, bounds); err != nil {
+				intact = false
 				p.counts.add(restoresDamaged, 1)
-				p.log.Error("snapshot of a worker-rank is damaged, the events are replayed from the log's start",
-					"worker", id.Worker, "rank", id.Rank, "snapshot_topic", p.stage.cfg.SnapshotTopic, "error", err, "offset", bounds.Start)
-				start = bounds.Start
-				if m := table.Manifest(id); m != nil {
-					p.loadDamaged(m, bounds)
-				} else if w := p.workers[id.Worker]; w != nil && start == 0 {
-					// A record of a sibling may have retired it. It must be
-					// applied again then, not passed over.
-					for len(w.ranks) > 0 {
-						p.unload(w.ranks[0])
-					}
-				}
+				p.damaged(table, id, bounds, start, err)
 			}
+		}
+		if !intact && bounds.Start == 0 {
+			// The log has everything. What other worker-ranks of it are loaded
+			// would have records passed over that matter to the damaged one.
+			p.Drop(nil)
+			p.loaded, start = 0, 0
 		}
 	}
 	p.saver.offer(reader)
 	return start, nil
+}
+
+// damaged does what is left to do about a worker-rank whose snapshot cannot be
+// loaded. A log that was never trimmed makes up for it.
+func (p *partition) damaged(table *snapshot.Table, id snapshot.ID, bounds consumer.Bounds, start int64, err error) {
+	log := p.log.With("worker", id.Worker, "rank", id.Rank, "snapshot_topic", p.stage.cfg.SnapshotTopic, "error", err)
+	m := table.Manifest(id)
+	switch {
+	case bounds.Start == 0:
+		log.Error("snapshot of a worker-rank is damaged, all events are replayed from the log's start", "offset", 0)
+	case m != nil && m.W >= bounds.Start:
+		log.Error("snapshot of a worker-rank is damaged and the log was trimmed: its blocks are lost, it is incomplete until its next clear or epoch", "offset", m.W)
+		if k, _ := p.restored(m); k != nil {
+			k.incomplete.Store(true)
+			k.saved.force = true
+		}
+	case m != nil:
+		log.Error("snapshot of a worker-rank is damaged and the log was trimmed past it: it is not answered until its next epoch or twice worker-grace later", "offset", m.W)
+		p.loadUnknown(m, p.loses(start, never))
+	default:
+		// A sibling's record retires it too, and is passed over where the
+		// sibling's own snapshot holds it.
+		for _, other := range table.IDs() {
+			if m := table.Manifest(other); m != nil && other.Worker == id.Worker {
+				start = max(start, m.W)
+			}
+		}
+		log.Error("snapshot of a worker-rank is damaged and the log was trimmed: it is not answered until its next epoch or twice worker-grace later", "offset", start)
+		p.lost[id] = p.loses(start, never)
+	}
 }
 
 // topicPatience is how many more times a snapshot topic that does not exist is
@@ -174,7 +211,12 @@ func (p *partition) loadRank(table *snapshot.Table, id snapshot.ID, bounds consu
 		return err
 	}
 	m := table.Manifest(id)
-	k, err := p.restored(m, m.Seq)
+	if m.W < bounds.Start && !m.Retired {
+		p.log.Error("the log was trimmed past a worker-rank's snapshot: it is not answered until its next epoch or twice worker-grace later",
+			"worker", id.Worker, "rank", id.Rank, "offset", m.W, "log_start", bounds.Start)
+		return p.loadUnknown(m, p.loses(bounds.Start, never))
+	}
+	k, err := p.restored(m)
 	if k == nil {
 		return err
 	}
@@ -187,37 +229,14 @@ func (p *partition) loadRank(table *snapshot.Table, id snapshot.ID, bounds consu
 			return err
 		}
 	}
-	if m.W < bounds.Start {
-		// Records that it did not take are no longer in the log.
-		k.incomplete.Store(true)
-		p.log.Error("the log was trimmed past a worker-rank's snapshot: it is incomplete until its next clear or epoch",
-			"worker", id.Worker, "rank", id.Rank, "offset", m.W, "log_start", bounds.Start)
-	}
 	k.show()
 	p.loaded += k.held()
 	return nil
 }
 
-// loadDamaged remembers what the manifest of a damaged snapshot says of the
-// epoch, without its blocks: a replay that begins in the middle of the epoch
-// is then known to be one.
-func (p *partition) loadDamaged(m *schemas.Manifest, bounds consumer.Bounds) {
-	if m.Retired {
-		return
-	}
-	k, _ := p.restored(m, -1)
-	if k == nil {
-		return
-	}
-	k.restoredW, k.changedAt, k.firstOffset = 0, bounds.Start, bounds.Start
-	k.unproven = true
-	k.incomplete.Store(true)
-	k.saved = savedState{dirty: true, force: true}
-}
-
 // restored makes the worker-rank that a manifest describes, empty. It returns
 // nil without an error if it is not this partition's, or its model not served.
-func (p *partition) restored(m *schemas.Manifest, seq int64) (*rank, error) {
+func (p *partition) restored(m *schemas.Manifest) (*rank, error) {
 	model, err := p.stage.models.get(modelKey{m.Model, m.BlockSize, m.Hasher})
 	if err != nil {
 		p.save.passed[snapshot.ID{Worker: m.Worker, Rank: m.Rank}] = true
@@ -246,7 +265,10 @@ func (p *partition) restored(m *schemas.Manifest, seq int64) (*rank, error) {
 	// have to stay at the log's start.
 	k := p.addRank(w, m.Rank, 0)
 	k.model, k.producer, k.epoch, k.epochStarted = model, m.Producer, m.Epoch, m.EpochStarted
-	k.seq.Store(seq)
+	k.seq.Store(m.Seq)
+	if m.PastLostAt != 0 {
+		k.past, k.disputed = p.loses(m.W, m.PastLostAt), m.Disputed
+	}
 	k.lastHeard.Store(m.LastHeard)
 	k.lastOffset, k.restoredW, k.changedAt = m.LastOffset, m.W, m.W
 	// Due as soon as the partition is live: whoever crashes again and again
@@ -261,7 +283,7 @@ func (p *partition) restored(m *schemas.Manifest, seq int64) (*rank, error) {
 		k.blocks = model.Index.AddWorker(k.worker.name, k.number, k)
 		k.publish()
 	}
-	p.nextExpiry = min(p.nextExpiry, k.expiry(p.stage.cfg.WorkerGrace.Milliseconds()))
+	p.nextExpiry = min(p.nextExpiry, k.expiry(p.grace()))
 	if retired && !m.Retired {
 		return nil, nil // another partition has it; its blocks are not loaded
 	}

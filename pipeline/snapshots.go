@@ -60,7 +60,7 @@ type saving struct {
 // would bring it back: once the floor is past them. A manifest that holds the
 // floor below them is first replaced by one that says that it is forgotten.
 type goner struct {
-	manifest schemas.Manifest // to be written in its place, but for W
+	manifest schemas.Manifest // to be written in its place, but for W; empty if it cannot be read
 	w        int64            // of the manifest on the topic, -1 if there is none or an unknown one
 	after    int64            // the floor must be past this offset
 	at       int64            // broker time when it was forgotten, unix milliseconds
@@ -185,14 +185,14 @@ func (p *partition) nextRound(now time.Time, budget *snapshot.Budget, all bool) 
 		}
 	}
 	s.picks = policy.Plan(s.picks, s.candidates, budget, now)
-	r := &round{Round: snapshot.Round{Position: p.position}, incarnation: s.incarnation, turn: s.adopted, topicID: p.topicID}
+	r := &round{Round: snapshot.Round{Position: p.position, PastLostAt: p.lostAt()}, incarnation: s.incarnation, turn: s.adopted, topicID: p.topicID}
 	workers := map[string]bool{} // of which anything is written
 	for _, pick := range s.picks {
 		workers[pick.ID.Worker] = true
 	}
 	floor := p.saver.floor.Load()
 	for id, g := range p.forgotten {
-		if floor > g.after {
+		if floor > g.after && p.outlived(id) {
 			r.Deletes = append(r.Deletes, id)
 		} else if g.w <= g.after && len(workers) < roundCount {
 			workers[id.Worker] = true
@@ -202,7 +202,7 @@ func (p *partition) nextRound(now time.Time, budget *snapshot.Budget, all bool) 
 		return nil
 	}
 	for id, g := range p.forgotten {
-		if workers[id.Worker] && floor <= g.after {
+		if workers[id.Worker] && floor <= g.after && g.manifest.Worker != "" {
 			m := g.manifest
 			m.W, m.LeaderEpoch = p.position, p.leaderEpoch
 			r.Dumps = append(r.Dumps, snapshot.Dump{Manifest: m})
@@ -293,6 +293,8 @@ func (p *partition) manifest(k *rank) schemas.Manifest {
 		LastHeard:    k.lastHeard.Load(),
 		LastOffset:   k.lastOffset,
 		Incomplete:   k.incomplete.Load(),
+		PastLostAt:   k.lostAt(),
+		Disputed:     k.disputed,
 		Retired:      k.retired,
 		RetiredAt:    k.retiredAt,
 	}

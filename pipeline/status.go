@@ -149,6 +149,9 @@ func (s *Stage) Status() query.Status {
 		if i < len(mine) {
 			p := mine[i]
 			row.Workers = int(p.ranks.Load())
+			if n := p.unknown(); n > 0 {
+				st.Warnings = append(st.Warnings, fmt.Sprintf("%s/%d: %d worker-ranks are not answered until their next epoch, or for twice worker-grace: what trimmed records did to them is lost", s.cfg.Topic, cp.Number, n))
+			}
 			row.Reread = p.reread.Load()
 			row.RestoreSeconds = time.Duration(p.took.Load()).Seconds()
 			if v := p.saver; v != nil {

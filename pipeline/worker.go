@@ -46,8 +46,9 @@ type rank struct {
 	epoch        int64
 	epochStarted int64 // broker time of the epoch's first record, unix milliseconds
 	retired      bool
-	retiredAt    int64 // broker time
-	unproven     bool  // restored without its blocks: complete only if its epoch is replayed from seq 0
+	retiredAt    int64     // broker time
+	past         *lostPast // not nil: what its records say cannot be applied for what was lost before
+	disputed     bool      // two producers or models claim the epoch, whose beginning is lost
 
 	restoredW   int64 // records below were applied before the snapshot was taken
 	firstOffset int64 // of its first record, which the floor must not pass before there is a manifest
@@ -69,16 +70,17 @@ type rankStatus struct {
 	model   *query.Model
 	epoch   int64
 	retired bool
+	unknown bool // its past is lost
 	gone    bool // forgotten, but for the next record to find out
 }
 
 func (k *rank) id() snapshot.ID { return snapshot.ID{Worker: k.worker.name, Rank: k.number} }
 
 func (k *rank) publish() {
-	k.status.Store(&rankStatus{model: k.model, epoch: k.epoch, retired: k.retired, gone: k.retired && k.retiredAt == forgottenAt})
+	k.status.Store(&rankStatus{model: k.model, epoch: k.epoch, retired: k.retired, unknown: k.past != nil, gone: k.retired && k.retiredAt == forgottenAt})
 }
 
-// begin starts an epoch from an empty cache.
+// begin starts an epoch from an empty cache. beginsAfter follows.
 func (k *rank) begin(b *schemas.Batch, m *query.Model, timestamp int64) {
 	if k.blocks != nil && k.model != m {
 		k.blocks.Retire()
@@ -93,9 +95,8 @@ func (k *rank) begin(b *schemas.Batch, m *query.Model, timestamp int64) {
 	k.producer = string(b.Producer)
 	k.epoch, k.epochStarted = b.Epoch, timestamp
 	k.seq.Store(-1)
-	k.retired, k.retiredAt, k.unproven = false, 0, false
+	k.retired, k.retiredAt = false, 0
 	k.incomplete.Store(false)
-	k.publish()
 }
 
 // retire empties the rank for good; epoch and seq stay, so that a late record
@@ -105,7 +106,8 @@ func (k *rank) retire(at int64) {
 		k.blocks.Retire()
 		k.blocks = nil
 	}
-	k.retired, k.retiredAt, k.unproven = true, at, false
+	k.retired, k.retiredAt = true, at
+	k.disputed = false
 	k.incomplete.Store(false)
 	k.publish()
 	k.show()

@@ -20,7 +20,9 @@
 // A chunk's key has no generation, so a dump replaces the one before. A manifest
 // counts only with all the chunks it names, of its generation, right by CRC-32C
 // and total bytes. One that does not is damaged: it is said so, loads nothing,
-// and its worker-rank is replayed from the log's start instead.
+// and its worker-rank is replayed from the log's start instead. A manifest and the
+// floor end with a checksum of their own, since a wrong offset in them would have
+// events passed over.
 //
 // # Who writes
 //

@@ -11,10 +11,11 @@ import (
 // Round is what one partition's writer is asked to write at once. All
 // manifests, chunks and deletions of a round share one transaction.
 type Round struct {
-	Position  int64 // next offset of the source partition that the caller applies
-	Dumps     []Dump
-	Refreshes []Refresh
-	Deletes   []ID // their manifest and all their chunks are removed
+	Position   int64 // next offset of the source partition that the caller applies
+	PastLostAt int64 // the floor's, see schemas.Floor
+	Dumps      []Dump
+	Refreshes  []Refresh
+	Deletes    []ID // their manifest and all their chunks are removed
 	// Unsaved are the worker-ranks of this partition that have no manifest as
 	// far as the caller knows, those of Dumps included. The floor stays at or
 	// below the first offset of each that has none after the round.

@@ -460,6 +460,7 @@ func (w *Writer) writeFloor(ctx context.Context, round Round, res *Result) error
 		Offset:     offset,
 		TopicID:    w.cfg.Source.ID,
 		Partitions: w.cfg.Source.Partitions,
+		PastLostAt: round.PastLostAt,
 		Written:    w.cfg.Now().UnixMilli(),
 	}
 	err := w.transact(ctx, func() error {

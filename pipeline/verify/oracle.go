@@ -127,9 +127,9 @@ func (o *Oracle) Apply(partition int32, timestamp int64, key, value []byte) {
 		r = &rank{WorkerRank: wr, epoch: math.MinInt64}
 		p.ranks[wr] = r
 		r.begin(epoch, id, timestamp)
+		r.heard = timestamp
+		p.due = min(p.due, timestamp+o.grace)
 	}
-	r.heard = timestamp
-	p.due = min(p.due, timestamp+o.grace)
 	if epoch > r.epoch {
 		r.begin(epoch, id, timestamp)
 	}
@@ -145,6 +145,10 @@ func (o *Oracle) Apply(partition int32, timestamp int64, key, value []byte) {
 		o.counts["identity_change"]++
 		r.incomplete = true
 	default:
+		// Only what the worker-rank says next shows that it is alive.
+		if next := seq > r.seq || seq == r.seq && len(events) == 0; next {
+			r.heard = timestamp
+		}
 		o.sequence(p, r, seq, events, timestamp)
 	}
 }

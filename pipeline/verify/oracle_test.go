@@ -169,7 +169,11 @@ func TestRecords(t *testing.T) {
 		{"silent for the grace", []step{{events: events(root(4))}, {worker: "v", at: grace, events: events(cleared)}}, want{count: "silent"}},
 		{"silent on a partition where nothing happens", []step{{events: events(root(4))}, {partition: 1, worker: "v", at: grace, events: events(cleared)}}, want{depth: 4}},
 		{"kept by a heartbeat", []step{{events: events(root(4))}, {at: grace - 1}, {worker: "v", at: grace, events: events(cleared)}}, want{depth: 4}},
-		{"kept by a refused record", []step{{events: events(root(4))}, {at: grace - 1, epoch: -1}, {worker: "v", at: grace, events: events(cleared)}}, want{depth: 4, count: "stale_epoch"}},
+		{"not kept by a stale record", []step{{events: events(root(4))}, {at: grace - 1, epoch: -1}, {worker: "v", at: grace}}, want{count: "silent"}},
+		{"not kept by another producer", []step{{events: events(root(4))}, {at: grace - 1, producer: "q", seq: 1, events: events(cleared)}, {worker: "v", at: grace}}, want{count: "silent"}},
+		{"not kept by another model", []step{{events: events(root(4))}, {at: grace - 1, model: "n", seq: 1, events: events(cleared)}, {worker: "v", at: grace}}, want{count: "silent"}},
+		{"not kept by a duplicate", []step{{events: events(root(4))}, {at: grace - 1, events: events(cleared)}, {worker: "v", at: grace}}, want{count: "silent"}},
+		{"not kept by an old heartbeat", []step{{events: events(root(4))}, {at: grace - 1, seq: -1}, {worker: "v", at: grace}}, want{count: "silent"}},
 		{"back in the epoch after silence", []step{{events: events(root(4))}, {at: grace, seq: 1, events: events(root(4))}}, want{count: "retired"}},
 		{"back in the epoch once forgotten", []step{{events: events(root(4))}, {at: 2 * grace, seq: 1, events: events(root(4))}}, want{depth: 4, incomplete: true, count: "forgotten"}},
 
