@@ -338,8 +338,9 @@ func benchDump(b *testing.B, empty func() index.Structure) {
 		b.ReportAllocs()
 		for b.Loop() {
 			n := 0
-			w.Dump(func(index.Tier, index.Stored) bool { n++; return true })
+			w.Dump(func(_ index.Tier, s index.Stored) bool { n += len(s.Locals); return true })
 		}
+		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*128*128), "ns/block")
 	})
 	b.Run("dump and store", func(b *testing.B) {
 		b.ReportAllocs()
@@ -350,5 +351,6 @@ func benchDump(b *testing.B, empty func() index.Structure) {
 				return err == nil
 			})
 		}
+		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*128*128), "ns/block")
 	})
 }

@@ -34,40 +34,50 @@ const reuseRetries = 3
 
 // Find makes r the answer to q. Workers that hold none of the query's leading
 // blocks are absent. It runs on the caller's goroutine and never waits for a
-// worker's events.
+// worker's events. TopK without EarlyExit is faster than without, where many
+// workers match.
 func (x *Index) Find(q *Query, r *Result) {
-	for try := 0; ; try++ {
-		if try == reuseRetries {
-			x.mu.RLock()
-		}
-		before := x.reuses.Load()
-		x.search(q, r, try == reuseRetries)
-		after := x.reuses.Load()
-		if try == reuseRetries {
-			x.mu.RUnlock()
-			break
-		}
-		if before == after {
-			break
-		}
-	}
-	if q.Keep != nil {
-		kept := r.Matches[:0]
-		for _, m := range r.Matches {
-			if q.Keep(m.Worker) {
-				kept = append(kept, m)
+	best := q.TopK > 0 && !q.EarlyExit
+	for {
+		x.searchOwned(q, r, best)
+		if q.Keep != nil {
+			kept := r.Matches[:0]
+			for _, m := range r.Matches {
+				if q.Keep(m.Worker) {
+					kept = append(kept, m)
+				}
 			}
+			r.Matches = kept
 		}
-		r.Matches = kept
+		// Of the best, some may have been refused, or belong to nobody any more:
+		// others take their places.
+		if !best || len(r.Matches) >= q.TopK || len(r.slots.Matches) < q.TopK {
+			break
+		}
+		best = false
 	}
 	if q.TopK > 0 {
 		r.Matches = selectDeepest(r.Matches, q.TopK, x.queries.Add(1))
 	}
 }
 
-// search fills r with the workers that own the matching slots. It is right if
-// no slot was handed out again meanwhile.
-func (x *Index) search(q *Query, r *Result, locked bool) {
+// searchOwned fills r with workers, each credited with what it held itself.
+func (x *Index) searchOwned(q *Query, r *Result, best bool) {
+	for range reuseRetries {
+		before := x.reuses.Load()
+		x.search(q, r, best, false)
+		if x.reuses.Load() == before {
+			return
+		}
+	}
+	x.mu.RLock()
+	x.search(q, r, best, true)
+	x.mu.RUnlock()
+}
+
+// search fills r with the workers that own the matching slots, or the best q.TopK
+// of them. It is right if no slot was handed out again meanwhile.
+func (x *Index) search(q *Query, r *Result, best, locked bool) {
 	opt := FindOptions{Only: x.only.Load(), EarlyExit: q.EarlyExit}
 	if len(q.Workers) > 0 {
 		r.only.Reset()
@@ -84,7 +94,11 @@ func (x *Index) search(q *Query, r *Result, locked bool) {
 			x.mu.RUnlock()
 		}
 	}
-	x.s.Find(q.Locals, opt, &r.slots)
+	if best {
+		x.s.FindBest(q.Locals, q.TopK, opt, &r.slots)
+	} else {
+		x.s.Find(q.Locals, opt, &r.slots)
+	}
 	r.LowerBounds = r.slots.LowerBounds
 	r.Matches = r.Matches[:0]
 	owners := x.owners.Load()

@@ -54,6 +54,14 @@ func (p *PositionalIndex) Find(query []LocalHash, opt FindOptions, m *SlotMatche
 	}
 }
 
+// FindBest implements Structure, at the cost of a Find: leaps give no depth before
+// the last slot is bisected.
+func (p *PositionalIndex) FindBest(query []LocalHash, k int, opt FindOptions, m *SlotMatches) {
+	opt.EarlyExit = false
+	p.Find(query, opt, m)
+	m.cut(k)
+}
+
 // positionalSearch is one Find under way.
 type positionalSearch struct {
 	p     *PositionalIndex

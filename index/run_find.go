@@ -9,49 +9,125 @@ import "slices"
 // It allocates nothing if m has served as large a search before.
 func (x *RunIndex) Find(query []LocalHash, opt FindOptions, m *SlotMatches) {
 	m.Reset()
-	if len(query) == 0 {
-		return
-	}
-	// Slots that are added from now on held nothing when the call began.
-	if n := len(*x.slots.Load()); len(m.depths) < n {
-		m.depths = make([]uint32, n+n/8)
-	}
-	s := runSearch{depths: m.depths, slots: m.slots[:0], only: opt.Only}
-	seq := SeqHash(query[0])
-	for i := 0; ; {
-		r := x.lookup(seq, uint32(i), query[i])
+	s := x.search(opt, m)
+	for w := x.walk(query); ; {
+		at := w.at
+		r, match := w.next()
 		if r == nil {
 			break
 		}
-		n := int(r.n.Load())
-		if n == 0 {
-			break // just made, or gone
-		}
-		// Most runs match to their end: the place of the next one is on its way
-		// into the cache while this one is compared.
-		ahead := i+n < len(query)
-		if ahead {
-			seq = Next(r.seq(uint32(n-1)), query[i+n])
-			x.table.Load().touch(x.mix(seq))
-		}
-		match := common(query[i:], r.buf[:n])
 		var whole int // slots that hold all of the match
-		if i == 0 {
-			whole = s.first(r, uint32(match))
+		if at == 0 {
+			whole = s.first(r, match)
 		} else {
-			whole = s.next(r, uint32(i), uint32(match))
+			whole = s.next(r, uint32(at), match)
 		}
-		if i += match; whole == 0 || i == len(query) {
+		if whole == 0 || w.at == len(query) {
 			break
 		}
 		if opt.EarlyExit && whole == 1 {
 			m.LowerBounds = true
 			break
 		}
-		if !ahead || match < n {
-			seq = Next(r.seq(uint32(match-1)), query[i])
-		}
 	}
+	s.answer(m)
+}
+
+// FindBest implements Structure. It goes along the query first, without a look at
+// who holds what, and then back from the deepest run until it has k slots. It
+// allocates nothing if m has served as large a search before.
+func (x *RunIndex) FindBest(query []LocalHash, k int, opt FindOptions, m *SlotMatches) {
+	m.Reset()
+	s := x.search(opt, m)
+	steps := m.steps[:0]
+	for w := x.walk(query); ; {
+		at := w.at
+		r, match := w.next()
+		if r == nil {
+			break
+		}
+		steps = append(steps, runStep{r, uint32(at), match})
+	}
+	// Slots that are found first only later are less deep than all found before.
+	for n := len(steps); n > 0 && len(s.slots) < k; n-- {
+		s.last(steps[:n])
+	}
+	clear(steps) // so that it keeps no runs alive
+	m.steps = steps
+	s.answer(m)
+	m.cut(k)
+}
+
+// runWalk goes from run to run along a query.
+type runWalk struct {
+	x     *RunIndex
+	query []LocalHash
+	at    int     // blocks matched
+	seq   SeqHash // of the query's next block
+}
+
+func (x *RunIndex) walk(query []LocalHash) runWalk {
+	w := runWalk{x: x, query: query}
+	if len(query) > 0 {
+		w.seq = SeqHash(query[0])
+	}
+	return w
+}
+
+// next returns the run that begins with the query's next block, and how many of
+// its blocks match; nil if there is none.
+func (w *runWalk) next() (r *run, match uint32) {
+	rest := w.query[w.at:]
+	if len(rest) == 0 {
+		return nil, 0
+	}
+	if r = w.x.lookup(w.seq, uint32(w.at), rest[0]); r == nil {
+		return nil, 0
+	}
+	n := int(r.n.Load())
+	if n == 0 {
+		return nil, 0 // just made, or gone
+	}
+	// Most runs match to their end: the place of the next one is on its way into
+	// the cache while this one is compared.
+	ahead := n < len(rest)
+	if ahead {
+		w.seq = Next(r.seq(uint32(n-1)), rest[n])
+		w.x.table.Load().touch(w.x.mix(w.seq))
+	}
+	c := common(rest, r.buf[:n])
+	w.at += c
+	if c < n && c < len(rest) {
+		w.seq = Next(r.seq(uint32(c-1)), rest[c])
+	}
+	return r, uint32(c)
+}
+
+// runStep is a run that a query goes along.
+type runStep struct {
+	run   *run
+	at    uint32 // blocks before it
+	match uint32 // blocks of it that match, from its first
+}
+
+// runSearch is one Find under way.
+type runSearch struct {
+	depths []uint32 // by slot, 0 between searches
+	slots  []Slot   // with a depth
+	only   *SlotSet
+}
+
+// search begins a Find in m's memory.
+func (x *RunIndex) search(opt FindOptions, m *SlotMatches) runSearch {
+	// Slots that are added from now on held nothing when the call began.
+	if n := len(*x.slots.Load()); len(m.depths) < n {
+		m.depths = make([]uint32, n+n/8)
+	}
+	return runSearch{depths: m.depths, slots: m.slots[:0], only: opt.Only}
+}
+
+// answer ends it.
+func (s *runSearch) answer(m *SlotMatches) {
 	m.Matches = slices.Grow(m.Matches, len(s.slots))[:len(s.slots)]
 	for i, slot := range s.slots {
 		m.Matches[i] = SlotMatch{slot, int(s.depths[slot])}
@@ -60,11 +136,31 @@ func (x *RunIndex) Find(query []LocalHash, opt FindOptions, m *SlotMatches) {
 	m.slots = s.slots
 }
 
-// runSearch is one Find under way.
-type runSearch struct {
-	depths []uint32 // by slot, 0 between searches
-	slots  []Slot   // with a depth
-	only   *SlotSet
+// last gives depths to the slots that hold something of the last run and all that
+// matches of the others, unless they have one.
+func (s *runSearch) last(steps []runStep) {
+	before := steps[:len(steps)-1]
+	end := steps[len(before)]
+	try := func(slot Slot, cutoff uint32) {
+		if int(slot) >= len(s.depths) || s.depths[slot] != 0 || s.only != nil && !s.only.Has(slot) {
+			return
+		}
+		for i := len(before) - 1; i >= 0; i-- {
+			if before[i].run.cutoff(slot) < before[i].match {
+				return
+			}
+		}
+		s.depths[slot] = end.at + min(cutoff, end.match)
+		s.slots = append(s.slots, slot)
+	}
+	for i := range end.run.few {
+		if w := end.run.few[i].Load(); uint32(w) != 0 {
+			try(Slot(w>>32-1), uint32(w))
+		}
+	}
+	if c := end.run.many.Load(); c != nil {
+		c.each(try)
+	}
 }
 
 // first gives depths to the slots that hold something of the run that the query

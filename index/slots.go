@@ -66,6 +66,42 @@ type SlotMatches struct {
 
 	depths []uint32 // by slot, all 0 between searches
 	slots  []Slot   // with a depth
+	steps  []runStep
+}
+
+// cut leaves of the answer what FindBest gives of it.
+func (m *SlotMatches) cut(k int) {
+	ms := m.Matches
+	if k >= len(ms) {
+		return
+	}
+	for lo, hi := 0, len(ms); ; {
+		// Deeper than the pivot, then as deep, then the others.
+		pivot := ms[lo+(hi-lo)/2].Depth
+		same, below := lo, hi
+		for i := lo; i < below; {
+			switch d := ms[i].Depth; {
+			case d > pivot:
+				ms[i], ms[same] = ms[same], ms[i]
+				same++
+				i++
+			case d < pivot:
+				below--
+				ms[i], ms[below] = ms[below], ms[i]
+			default:
+				i++
+			}
+		}
+		switch {
+		case k <= same:
+			hi = same
+		case k > below:
+			lo = below
+		default:
+			m.Matches = ms[:below]
+			return
+		}
+	}
 }
 
 // Reset empties the answer and keeps its memory.

@@ -55,14 +55,20 @@ type Structure interface {
 	Holds(slot Slot, h SeqHash) bool
 	// Len returns how many blocks the slot holds, in reach or not.
 	Len(slot Slot) int
-	// Dump yields each block of the slot as a Stored of one block, parents
-	// before children, until yield returns false. The position is the true one
-	// of a block in reach, else the claimed one. The Stored's slices are good
-	// only during the call. yield must not change the slot.
+	// Dump yields the blocks of the slot, each once, as chains of one or more,
+	// parents before children, until yield returns false. A chain's position is
+	// the true one if it is in reach, else the claimed one of each of its
+	// blocks. The Stored's slices are good only during the call, and must not be
+	// written to. yield must not change the slot.
 	Dump(slot Slot, yield func(Stored) bool)
 	// Find makes m the answer: every slot that holds at least the query's first
 	// block, and how many leading blocks it holds.
 	Find(query []LocalHash, opt FindOptions, m *SlotMatches)
+	// FindBest makes m that part of Find's answer which is at least as deep as
+	// its k-th deepest slot, so that all ties at the last depth are in; all of it
+	// if it has no k slots. k is at least 1. It does not look at opt.EarlyExit:
+	// all depths are whole.
+	FindBest(query []LocalHash, k int, opt FindOptions, m *SlotMatches)
 	// Stats returns the structure's size. It costs no more than some thousand
 	// loads. Workers is left 0.
 	Stats() Stats

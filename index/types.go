@@ -4,6 +4,7 @@ package index
 
 import (
 	"fmt"
+	"iter"
 	"strings"
 )
 
@@ -83,4 +84,33 @@ type Stored struct {
 	Position  int32   // of the first block in its sequence, from 0, or NoPosition
 	Locals    []LocalHash
 	Hashes    []SeqHash // opaque hasher only, else empty
+}
+
+// Singles yields the chain's blocks as Storeds of one block each, each with its
+// true parent and its own position. Their slices are parts of s's.
+func (s Stored) Singles() iter.Seq[Stored] {
+	return func(yield func(Stored) bool) {
+		b := s
+		for i, l := range s.Locals {
+			b.Locals = s.Locals[i : i+1]
+			if len(s.Hashes) > 0 {
+				b.Hashes = s.Hashes[i : i+1]
+			}
+			if !yield(b) {
+				return
+			}
+			switch {
+			case len(s.Hashes) > 0:
+				b.Parent = s.Hashes[i]
+			case b.HasParent:
+				b.Parent = Next(b.Parent, l)
+			default:
+				b.Parent = SeqHash(l)
+			}
+			b.HasParent = true
+			if b.Position != NoPosition {
+				b.Position++
+			}
+		}
+	}
 }

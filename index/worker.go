@@ -111,10 +111,11 @@ func (w *Worker) Retire() int {
 	return n
 }
 
-// Dump yields each block that the worker-rank holds, as a Stored of one block,
-// tier by tier, parents before children, until yield returns false. Stored
-// again into an empty worker of any index it answers alike. The Stored's slices
-// are good only during the call; yield must not change the worker.
+// Dump yields the blocks that the worker-rank holds, each once, as chains of one
+// or more, tier by tier, parents before children, until yield returns false.
+// Stored again into an empty worker of any index they answer alike. The Stored's
+// slices are good only during the call, and must not be written to; yield must not
+// change the worker. Stored.Singles takes a chain apart.
 func (w *Worker) Dump(yield func(t Tier, s Stored) bool) {
 	more := true
 	for t := range Tier(Tiers) {

@@ -39,7 +39,9 @@ func fill(t testing.TB, w *index.Worker) {
 func dumped(w *index.Worker) []string {
 	var out []string
 	w.Dump(func(t index.Tier, s index.Stored) bool {
-		out = append(out, fmt.Sprint(t, s))
+		for b := range s.Singles() {
+			out = append(out, fmt.Sprint(t, b))
+		}
 		return true
 	})
 	slices.Sort(out)

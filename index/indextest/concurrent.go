@@ -226,13 +226,26 @@ func RunConcurrent(t *testing.T, empty func() index.Structure) {
 					query = twin
 				}
 				query = query[:1+rng.IntN(trunkLen)]
-				s.Find(query, index.FindOptions{}, &m)
+				best := rng.IntN(3) == 0
+				if best {
+					s.FindBest(query, each, index.FindOptions{}, &m)
+				} else {
+					s.Find(query, index.FindOptions{}, &m)
+				}
 				got, bad := byDepth(&m)
 				if bad {
 					fail("a slot twice, or without depth, in %v", m.Matches)
 				}
 				for j := range writers {
 					a := actors[j%len(actors)]
+					if _, found := got[index.Slot(j)]; best && !found {
+						// Left out as it must be, if it is not one of those that never
+						// change: as many as are asked for, and the deepest.
+						if j%len(actors) == len(actors)-1 && (isTrunk || len(query) <= fork) {
+							fail("writer that %s: not among the best, in %v", a.name, m.Matches)
+						}
+						continue
+					}
 					may := a.trunk
 					if !isTrunk {
 						may = a.twin

@@ -104,6 +104,17 @@ func (f *fixture) finds(query []index.LocalHash, want map[index.Slot]int) {
 	}
 }
 
+// best checks the best k of an answer: those of want that are at least that deep.
+func (f *fixture) best(query []index.LocalHash, k int, opt index.FindOptions, want map[index.Slot]int, least int) {
+	f.t.Helper()
+	want = maps.Clone(want)
+	maps.DeleteFunc(want, func(_ index.Slot, d int) bool { return d < least })
+	f.s.FindBest(query, k, opt, &f.m)
+	if got, bad := byDepth(&f.m); bad || f.m.LowerBounds || !maps.Equal(got, want) {
+		f.t.Fatalf("best %d: got %v, want %v", k, f.m.Matches, want)
+	}
+}
+
 // did checks what an event did.
 func (f *fixture) did(got, want index.Effect) {
 	f.t.Helper()
@@ -428,10 +439,10 @@ func RunContract(t *testing.T, empty func() index.Structure) {
 			f.s.Remove(0, []index.SeqHash{as100[20], as100[70]})
 			copied := &fixture{t: f.t, s: empty()}
 			f.s.Dump(0, func(s index.Stored) bool {
-				if len(s.Locals) != 1 || len(s.Hashes) != 0 {
-					f.t.Fatalf("dumped %+v: not one block", s)
+				if len(s.Hashes) != 0 {
+					f.t.Fatalf("dumped %+v: with hashes that can be computed", s)
 				}
-				copied.store(0, s)
+				copied.did(copied.store(0, s), index.Effect{Stored: len(s.Locals), Orphan: orphan(copied.s, s)})
 				return true
 			})
 			for _, g := range []*fixture{f, copied} {
@@ -451,11 +462,7 @@ func RunContract(t *testing.T, empty func() index.Structure) {
 			f.below(0, a, 50, 60)
 			seen := make(map[index.SeqHash]bool)
 			n := 0
-			f.s.Dump(0, func(s index.Stored) bool {
-				seq := index.SeqHash(s.Locals[0])
-				if s.HasParent {
-					seq = index.Next(s.Parent, s.Locals[0])
-				}
+			dumped(f.s, 0, func(seq index.SeqHash, s index.Stored) {
 				at := slices.Index(as100, seq)
 				if at < 0 || seen[seq] {
 					f.t.Fatalf("dumped %+v: not a block of the chain, or twice", s)
@@ -468,15 +475,14 @@ func RunContract(t *testing.T, empty func() index.Structure) {
 				}
 				seen[seq] = true
 				n++
-				return true
 			})
 			if n != 40 {
 				f.t.Fatalf("dumped %d blocks, want 40", n)
 			}
 			n = 0
-			f.s.Dump(0, func(index.Stored) bool { n++; return n < 7 })
-			if n != 7 {
-				f.t.Fatalf("a dump went on to %d after it was stopped at 7", n)
+			f.s.Dump(0, func(index.Stored) bool { n++; return n < 2 })
+			if n != 2 {
+				f.t.Fatalf("a dump went on to %d chains after it was stopped at 2", n)
 			}
 		}},
 		{"8/a right local hash after a wrong prefix", func(f *fixture) {
@@ -560,6 +566,66 @@ func RunContract(t *testing.T, empty func() index.Structure) {
 				f.t.Fatal("lower bounds without early exit")
 			}
 		}},
+		{"the best k, with all ties at the last depth", func(f *fixture) {
+			// Slots 0 to 9 have depths 10, 10, 20, 20 and so on; 10 and 11 are as deep
+			// as 8 and 9 but for a hole in the middle, 12 has other blocks first.
+			for s := range index.Slot(12) {
+				f.root(s, a[:10*(1+min(s, 9)/2)]...)
+			}
+			f.s.Remove(10, as100[25:26])
+			f.s.Remove(11, as100[:1])
+			f.below(12, a, 1, 100)
+			depth := map[index.Slot]int{10: 25}
+			for s := range index.Slot(10) {
+				depth[s] = 10 * (1 + int(s)/2)
+			}
+			for k, least := range []int{1: 50, 2: 50, 3: 40, 4: 40, 5: 30, 6: 30, 7: 25, 8: 20, 9: 20, 10: 10, 11: 10, 12: 1, 13: 1} {
+				if k > 0 {
+					f.best(a, k, index.FindOptions{}, depth, least)
+				}
+			}
+			// Queries that end before the deepest, and that leave the chain.
+			f.best(a[:45], 1, index.FindOptions{}, map[index.Slot]int{8: 45, 9: 45}, 1)
+			f.best(slices.Concat(a[:15], b), 2, index.FindOptions{}, map[index.Slot]int{2: 15, 3: 15, 4: 15, 5: 15, 6: 15, 7: 15, 8: 15, 9: 15, 10: 15}, 1)
+			f.best(b, 2, index.FindOptions{}, nil, 1)
+			f.best(nil, 2, index.FindOptions{}, nil, 1)
+			// Of some slots only, and whole depths whatever else is asked for.
+			var only index.SlotSet
+			only.Add(3)
+			only.Add(7)
+			only.Add(10)
+			only.Add(100_000)
+			some := map[index.Slot]int{3: 20, 7: 40, 10: 25}
+			f.best(a, 1, index.FindOptions{Only: &only, EarlyExit: true}, some, 40)
+			f.best(a, 2, index.FindOptions{Only: &only}, some, 25)
+			f.best(a, 9, index.FindOptions{Only: &only}, some, 1)
+		}},
+		{"the best of many", func(f *fixture) {
+			depth := make(map[index.Slot]int)
+			for s := range index.Slot(1000) {
+				d := 1 + int(s*7)%100
+				f.root(s, a[:d]...)
+				depth[s] = d
+			}
+			for _, k := range []int{1, 9, 10, 11, 500, 999, 1000, 1001} {
+				f.best(a, k, index.FindOptions{}, depth, max(1, 101-(k+9)/10))
+			}
+			// Branches that most do not follow.
+			for s := range index.Slot(20) {
+				f.below(1+100*(s%10), slices.Concat(a[:8], b), 8, 8+1+int(s))
+				depth[1+100*(s%10)] = 8 + 1 + int(s)
+			}
+			query := slices.Concat(a[:8], b)
+			for s, d := range depth {
+				if s%100 != 1 || s > 901 {
+					depth[s] = min(d, 8)
+				}
+			}
+			for k := 1; k <= 10; k++ {
+				f.best(query, k, index.FindOptions{}, depth, 29-k)
+			}
+			f.best(query, 11, index.FindOptions{}, depth, 8)
+		}},
 		{"only some slots are searched", func(f *fixture) {
 			for s := range index.Slot(200) {
 				f.root(s, a[:1+s%50]...)
@@ -614,11 +680,33 @@ func describe(s index.Structure, slots ...index.Slot) string {
 	out := ""
 	for _, slot := range slots {
 		out += fmt.Sprintf("slot %d:", slot)
-		s.Dump(slot, func(b index.Stored) bool {
+		dumped(s, slot, func(_ index.SeqHash, b index.Stored) {
 			out += fmt.Sprintf(" %d@%d<-%x", b.Locals[0], b.Position, uint64(b.Parent))
-			return true
 		})
 		out += "\n"
 	}
 	return out
+}
+
+// dumped calls f for each block of a slot, in the order of its dump.
+func dumped(s index.Structure, slot index.Slot, f func(seq index.SeqHash, b index.Stored)) {
+	s.Dump(slot, func(chain index.Stored) bool {
+		for b := range chain.Singles() {
+			seq := index.SeqHash(b.Locals[0])
+			if b.HasParent {
+				seq = index.Next(b.Parent, b.Locals[0])
+			}
+			f(seq, b)
+		}
+		return true
+	})
+}
+
+// orphan returns how many orphans a chain that slot 0 does not hold will be
+// there: 1 if its parent is not held.
+func orphan(s index.Structure, chain index.Stored) int {
+	if chain.HasParent && !s.Holds(0, chain.Parent) {
+		return 1
+	}
+	return 0
 }

@@ -231,6 +231,17 @@ func (o *Oracle) Find(query []index.LocalHash, opt index.FindOptions, m *index.S
 	}
 }
 
+// FindBest implements index.Structure.
+func (o *Oracle) FindBest(query []index.LocalHash, k int, opt index.FindOptions, m *index.SlotMatches) {
+	opt.EarlyExit = false
+	o.Find(query, opt, m)
+	slices.SortStableFunc(m.Matches, func(a, b index.SlotMatch) int { return b.Depth - a.Depth })
+	if k < len(m.Matches) {
+		last := m.Matches[k-1].Depth
+		m.Matches = slices.DeleteFunc(m.Matches, func(match index.SlotMatch) bool { return match.Depth < last })
+	}
+}
+
 // exitEarly cuts a whole answer down to what a search from block to block knows
 // once at most one slot still matches, and returns whether that is less.
 func exitEarly(matches []index.SlotMatch) bool {

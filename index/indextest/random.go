@@ -100,7 +100,7 @@ func (h *history) replay(t *rapid.T) {
 	fresh := h.empty()
 	for slot := range index.Slot(randomSlots) {
 		h.s.Dump(slot, func(s index.Stored) bool {
-			if e, err := fresh.Store(slot, s); err != nil || e.Stored != 1 {
+			if e, err := fresh.Store(slot, s); err != nil || e.Stored != len(s.Locals) {
 				t.Fatalf("slot %d, replay of %+v: %+v, %v", slot, s, e, err)
 			}
 			return true
@@ -135,6 +135,7 @@ func (h *history) find(t *rapid.T, query []index.LocalHash) {
 	if got := h.depths(t, query, index.FindOptions{}); !maps.Equal(got, truth) || h.m.LowerBounds {
 		t.Fatalf("query %v: got %v, want %v\n%s", query, got, truth, describe(h.oracle, 0, 1, 2, 3, 4))
 	}
+	h.best(t, query, index.FindOptions{})
 	var only index.SlotSet
 	for slot := range index.Slot(randomSlots) {
 		if rapid.Bool().Draw(t, "only") {
@@ -145,9 +146,21 @@ func (h *history) find(t *rapid.T, query []index.LocalHash) {
 	if got := h.depths(t, query, index.FindOptions{Only: &only}); !maps.Equal(got, truth) {
 		t.Fatalf("query %v of some slots: got %v, want %v", query, got, truth)
 	}
+	h.best(t, query, index.FindOptions{Only: &only})
 	got := h.depths(t, query, index.FindOptions{Only: &only, EarlyExit: true})
 	if why := earlyExit(got, truth, h.m.LowerBounds); why != "" {
 		t.Fatalf("query %v: %s", query, why)
+	}
+}
+
+// best compares the best k of the answer to a query.
+func (h *history) best(t *rapid.T, query []index.LocalHash, opt index.FindOptions) {
+	k := rapid.IntRange(1, randomSlots+1).Draw(t, "k")
+	h.oracle.FindBest(query, k, opt, &h.m)
+	want, _ := byDepth(&h.m)
+	h.s.FindBest(query, k, opt, &h.m)
+	if got, bad := byDepth(&h.m); bad || !maps.Equal(got, want) || h.m.LowerBounds {
+		t.Fatalf("query %v, best %d: got %v, want %v\n%s", query, k, h.m.Matches, want, describe(h.oracle, 0, 1, 2, 3, 4))
 	}
 }
 
@@ -163,13 +176,8 @@ func (h *history) depths(t *rapid.T, query []index.LocalHash, opt index.FindOpti
 // content is everything a slot holds, as its dump tells.
 func content(s index.Structure, slot index.Slot) map[index.SeqHash]string {
 	out := make(map[index.SeqHash]string)
-	s.Dump(slot, func(b index.Stored) bool {
-		seq := index.SeqHash(b.Locals[0])
-		if b.HasParent {
-			seq = index.Next(b.Parent, b.Locals[0])
-		}
+	dumped(s, slot, func(seq index.SeqHash, b index.Stored) {
 		out[seq] += fmt.Sprintf("%d at %d after %x (%v);", b.Locals[0], b.Position, uint64(b.Parent), b.HasParent)
-		return true
 	})
 	return out
 }

@@ -95,7 +95,7 @@ func (h *fleetHistory) replay(t *rapid.T) {
 	for wr, w := range h.workers {
 		fresh := x.AddWorker(wr.Worker, wr.Rank, wr)
 		w.Dump(func(tier index.Tier, s index.Stored) bool {
-			if e, err := fresh.Store(tier, s); err != nil || e.Stored != 1 {
+			if e, err := fresh.Store(tier, s); err != nil || e.Stored != len(s.Locals) {
 				t.Fatalf("%v %v, replay of %+v: %+v, %v", wr, tier, s, e, err)
 			}
 			return true
