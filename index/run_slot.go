@@ -29,7 +29,7 @@ type slotRuns struct {
 	near   spot    // where the last removal was
 
 	journal   []stretch
-	low, high []byte // the last two bytes of the hash of each address, from 1; nil if full
+	low, high []byte // the last two bytes of the hash of each address, from 1, as far as they were needed; nil if full
 	next      uint32 // address of the next block
 	limit     int    // stretches at which to write the journal anew
 
@@ -137,9 +137,12 @@ func (k *slotRuns) locateNear(h SeqHash) (spot, bool) {
 
 // find returns the spot of an address; ref is nil if the run is gone.
 func (k *slotRuns) find(address uint32) spot {
-	i := sort.Search(len(k.journal), func(i int) bool { return k.journal[i].at > address }) - 1
-	s := &k.journal[i]
-	return s.spot(address)
+	return k.journal[k.stretchOf(address)].spot(address)
+}
+
+// stretchOf returns which stretch of the journal an address is in.
+func (k *slotRuns) stretchOf(address uint32) int {
+	return sort.Search(len(k.journal), func(i int) bool { return k.journal[i].at > address }) - 1
 }
 
 // spot returns where the block of an address of the stretch is.
@@ -153,6 +156,7 @@ func (s *stretch) spot(address uint32) spot {
 // scan looks a hash up by two of its bytes, in what came last first: at its
 // position, then everywhere.
 func (k *slotRuns) scan(h SeqHash, pos int32) (spot, bool) {
+	k.fillScan()
 	low, high := byte(h), byte(h>>8)
 	if pos >= 0 {
 		end := k.next
@@ -306,8 +310,7 @@ func (k *slotRuns) end(i int) uint32 {
 
 // fill puts the addresses from one on into the table.
 func (k *slotRuns) fill(from uint32) {
-	i := sort.Search(len(k.journal), func(i int) bool { return k.journal[i].at > from }) - 1
-	for ; i >= 0 && i < len(k.journal); i++ {
+	for i := k.stretchOf(from); i >= 0 && i < len(k.journal); i++ {
 		s := &k.journal[i]
 		r := s.ref.run.Load()
 		if r == nil {
@@ -331,28 +334,39 @@ func (k *slotRuns) gained(r *run, a, b uint32) {
 		panic("BUG: more addresses of blocks than 32 bits can name")
 	}
 	k.next += b - a
-	if k.full {
-		return
-	}
-	n, seqs := len(k.low), r.seqs()[a:b]
-	if n+len(seqs) > cap(k.low) {
-		k.growScan(n*3/2 + len(seqs) + 64)
-	}
-	k.low, k.high = k.low[:n+len(seqs)], k.high[:n+len(seqs)]
-	low, high := k.low[n:], k.high[n:][:len(seqs)]
-	for i := range low {
-		h := seqs[i]
-		low[i], high[i] = byte(h), byte(h>>8)
-	}
 }
 
-// growScan makes room in low and high for that many addresses.
-func (k *slotRuns) growScan(n int) {
-	both := make([]byte, 2*n)
-	low, high := both[:len(k.low):n], both[n:n+len(k.low)]
-	copy(low, k.low)
-	copy(high, k.high)
-	k.low, k.high = low, high
+// fillScan brings low and high up to the last address.
+func (k *slotRuns) fillScan() {
+	from, n := len(k.low), int(k.next)-1
+	if from == n {
+		return
+	}
+	if n > cap(k.low) {
+		room := n + n/4 + 64
+		both := make([]byte, 2*room)
+		copy(both, k.low)
+		copy(both[room:], k.high)
+		k.low, k.high = both[:room:room], both[room:]
+	}
+	k.low, k.high = k.low[:n], k.high[:n]
+	for i := k.stretchOf(uint32(from + 1)); i < len(k.journal); i++ {
+		s := &k.journal[i]
+		a, end := max(int(s.at)-1, from), int(k.end(i))-1
+		low, high := k.low[a:end], k.high[a:end]
+		var seqs []LocalHash
+		if r := s.ref.run.Load(); r != nil {
+			p := s.pos + uint32(a+1) - s.at - r.base
+			seqs = r.seqs()[min(p, r.n.Load()):r.n.Load()]
+		}
+		seqs = seqs[:min(len(seqs), len(low))]
+		for j, h := range seqs {
+			low[j], high[j] = byte(h), byte(h>>8)
+		}
+		// The slot has the others no more.
+		clear(low[len(seqs):])
+		clear(high[len(seqs):])
+	}
 }
 
 // moveCursor notes where an event ended. Without an address it is not worth to be
@@ -381,9 +395,6 @@ func (k *slotRuns) tidy() {
 	k.full = k.full && k.scanned >= k.x.scanEach*uint64(k.next)/2
 	k.journal, k.next, k.scanned = make([]stretch, 0, len(refs)+len(refs)/4), 1, 0
 	k.low, k.high = nil, nil
-	if !k.full {
-		k.growScan(k.held*5/4 + 64)
-	}
 	for _, ref := range refs {
 		r := ref.run.Load()
 		if c := r.cutoff(k.slot); c > 0 {
