@@ -79,26 +79,39 @@ import (
 // Blocks of one sequence hash are one block. A producer that makes hashes collide on
 // purpose may see blocks counted twice in its own slot; runs that begin with the
 // same hash are told apart by position and content, so it hides nobody else's.
+//
+// Goroutines share the fields by what they do to them: 64 bytes that nearly nobody
+// writes, then parts of 64 bytes for different writers.
 type RunIndex struct {
-	salt    uint64 // keeps chosen hashes from colliding in the tables
-	table   atomic.Pointer[runTable]
-	regions [tableRegions]tableRegion
-	runs    atomic.Int64 // in the table
+	salt  uint64 // keeps chosen hashes from colliding in the tables
+	table atomic.Pointer[runTable]
+	slots atomic.Pointer[[]*slotRuns] // by slot; grows under growing and never shrinks
 
 	// Tests make these small.
 	maxRun   uint32 // blocks of a run, at most, which bounds what a copy costs
 	slack    int    // what a journal may have too much in any case
 	scanFree uint64 // bytes that may be scanned in any case before all blocks go into a slot's table
 	scanEach uint64 // and bytes for each block of the journal
+	_        [8]byte
 
-	growing sync.Mutex
-	slots   atomic.Pointer[[]*slotRuns] // by slot; grows under growing and never shrinks
+	regions [tableRegions]tableRegion
+	lanes   [16]runLane
 
-	scratch [8]atomic.Pointer[[]SeqHash] // sequence hashes of an event, taken and given back
-
-	blocks  atomic.Int64 // (block, slot) pairs
-	entries atomic.Int64 // blocks in runs
+	runs    atomic.Int64 // in the table
 	roots   atomic.Int64 // runs of position 0 whose first block is held by a slot
+	growing sync.Mutex
+}
+
+// runLane is what events of a part of the slots count and use again.
+type runLane struct {
+	scratch atomic.Pointer[[]SeqHash] // sequence hashes of an event, taken and given back
+	blocks  atomic.Int64              // (block, slot) pairs
+	entries atomic.Int64              // blocks in runs; only the sum of all lanes means something
+	_       [40]byte
+}
+
+func (x *RunIndex) lane(slot Slot) *runLane {
+	return &x.lanes[slot%Slot(len(x.lanes))]
 }
 
 // NewRunIndex returns an empty RunIndex.
@@ -159,9 +172,20 @@ func (x *RunIndex) Len(slot Slot) int {
 // Stats implements Structure. Entries counts the blocks of all runs, also those
 // that all their holders have behind holes, unless nothing is in reach.
 func (x *RunIndex) Stats() Stats {
-	st := Stats{Blocks: x.blocks.Load()}
-	if x.roots.Load() > 0 {
-		st.Entries = x.entries.Load()
+	st := x.total()
+	if x.roots.Load() == 0 {
+		st.Entries = 0
 	}
+	return st
+}
+
+// total adds up what the lanes count.
+func (x *RunIndex) total() (st Stats) {
+	for i := range x.lanes {
+		st.Blocks += x.lanes[i].blocks.Load()
+		st.Entries += x.lanes[i].entries.Load()
+	}
+	// What moved from one lane to another meanwhile may be missing.
+	st.Blocks, st.Entries = max(st.Blocks, 0), max(st.Entries, 0)
 	return st
 }

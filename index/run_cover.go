@@ -414,12 +414,12 @@ func (x *RunIndex) settle(r *run, s Slot, hadTail bool) *run {
 	if r.tail > 0 {
 		return r
 	}
-	return x.trim(r)
+	return x.trim(r, s)
 }
 
-// trim takes the blocks that nobody holds off the end of a locked run. It
-// returns the object that is locked then.
-func (x *RunIndex) trim(r *run) *run {
+// trim takes the blocks that nobody holds any more, the slot being the last, off
+// the end of a locked run. It returns the object that is locked then.
+func (x *RunIndex) trim(r *run, s Slot) *run {
 	n, end, tail := r.n.Load(), uint32(0), uint32(0)
 	see := func(e uint32) {
 		switch {
@@ -440,7 +440,7 @@ func (x *RunIndex) trim(r *run) *run {
 			see((*r.holes)[i].end())
 		}
 	}
-	x.entries.Add(int64(end) - int64(n))
+	x.lane(s).entries.Add(int64(end) - int64(n))
 	if end == 0 {
 		x.remove(r)
 		r.n.Store(0)

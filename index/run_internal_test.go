@@ -70,8 +70,8 @@ func checkRuns(t *testing.T, x *RunIndex) {
 			}
 		}
 	}
-	if inRuns != x.entries.Load() || roots != x.roots.Load() || runs != x.runs.Load() {
-		t.Fatalf("%d blocks, %d roots, %d runs, counted as %d, %d, %d", inRuns, roots, runs, x.entries.Load(), x.roots.Load(), x.runs.Load())
+	if inRuns != x.total().Entries || roots != x.roots.Load() || runs != x.runs.Load() {
+		t.Fatalf("%d blocks, %d roots, %d runs, counted as %d, %d, %d", inRuns, roots, runs, x.total().Entries, x.roots.Load(), x.runs.Load())
 	}
 	pairs := int64(0)
 	for _, k := range *x.slots.Load() {
@@ -97,8 +97,8 @@ func checkRuns(t *testing.T, x *RunIndex) {
 		}
 		pairs += int64(held)
 	}
-	if pairs != x.blocks.Load() {
-		t.Fatalf("%d pairs, counted as %d", pairs, x.blocks.Load())
+	if pairs != x.total().Blocks {
+		t.Fatalf("%d pairs, counted as %d", pairs, x.total().Blocks)
 	}
 }
 

@@ -31,7 +31,7 @@ func (x *RunIndex) Remove(slot Slot, hashes []SeqHash) Effect {
 	}
 	k.tidyParked()
 	if e.Removed > 0 {
-		x.blocks.Add(-int64(e.Removed))
+		x.lane(slot).blocks.Add(-int64(e.Removed))
 		k.tidy()
 	}
 	return e
@@ -101,6 +101,6 @@ func (x *RunIndex) Clear(slot Slot) int {
 	}
 	k.reset()
 	k.held, k.parked, k.claims, k.waits = 0, nil, nil, nil
-	x.blocks.Add(-int64(n))
+	x.lane(slot).blocks.Add(-int64(n))
 	return n
 }

@@ -45,7 +45,7 @@ const scratchBlocks = 4096
 
 // Store implements Structure.
 func (x *RunIndex) Store(slot Slot, s Stored) (Effect, error) {
-	kept := &x.scratch[slot%Slot(len(x.scratch))]
+	kept := &x.lane(slot).scratch
 	seqs := kept.Swap(nil)
 	if seqs == nil {
 		seqs = new([]SeqHash)
@@ -87,7 +87,7 @@ func (x *RunIndex) store(slot Slot, s *Stored, scratch *[]SeqHash) (e Effect, er
 		x.storeEach(k, s, seqs, at, pos, placed, &e)
 	}
 	if e.Stored > 0 {
-		x.blocks.Add(int64(e.Stored))
+		x.lane(slot).blocks.Add(int64(e.Stored))
 		k.tidy()
 	}
 	return e, nil
@@ -115,7 +115,7 @@ func (x *RunIndex) place(k *slotRuns, at spot, hasParent bool, parent SeqHash, p
 			if !x.insert(r) {
 				continue // another writer was first
 			}
-			x.entries.Add(1)
+			x.lane(k.slot).entries.Add(1)
 			r.n.Store(1)
 		}
 		n, f, ref := x.goOn(k, r, 0, locals[i:], seqs[i:])
@@ -146,7 +146,7 @@ func (x *RunIndex) goOn(k *slotRuns, r *run, p uint32, locals []LocalHash, seqs 
 	taken = common(locals, r.buf[p:n])
 	if p+uint32(taken) == n && taken < len(locals) && !r.sealed {
 		var made int
-		if r, made = x.extend(r, locals[taken:], seqs[taken:]); made > 0 {
+		if r, made = x.extend(k, r, locals[taken:], seqs[taken:]); made > 0 {
 			taken += made
 			r.tail, hadTail = 0, false
 		}
@@ -175,7 +175,7 @@ func (x *RunIndex) goOn(k *slotRuns, r *run, p uint32, locals []LocalHash, seqs 
 
 // extend makes blocks at the end of a locked run that is not sealed, and returns
 // its object and how many.
-func (x *RunIndex) extend(r *run, locals []LocalHash, seqs []SeqHash) (*run, int) {
+func (x *RunIndex) extend(k *slotRuns, r *run, locals []LocalHash, seqs []SeqHash) (*run, int) {
 	n := r.n.Load()
 	if n == x.maxRun {
 		return r, 0
@@ -203,7 +203,7 @@ func (x *RunIndex) extend(r *run, locals []LocalHash, seqs []SeqHash) (*run, int
 	for i, s := range seqs[:made] {
 		to[i] = LocalHash(s)
 	}
-	x.entries.Add(int64(made))
+	x.lane(k.slot).entries.Add(int64(made))
 	r.n.Store(n + made)
 	return r, int(made)
 }
