@@ -138,7 +138,9 @@ func (x *RunIndex) addSlot(slot Slot) *slotRuns {
 	for n := len(all); n <= int(slot); n++ {
 		// Readers index only below the length that they loaded, so that appending
 		// in place is safe.
-		all = append(all, &slotRuns{x: x, slot: Slot(n), next: 1})
+		k := &slotRuns{x: x, slot: Slot(n)}
+		k.reset()
+		all = append(all, k)
 	}
 	x.slots.Store(&all)
 	return all[slot]

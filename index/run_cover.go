@@ -374,18 +374,8 @@ func (x *RunIndex) uncover(k *slotRuns, r *run, p uint32) {
 	}
 }
 
-// islands returns what a slot holds past its cutoff as stretches [a, b). The
-// run is not locked.
-func (f *runRef) islands(s Slot) (out [][2]uint32) {
-	r := f.lock()
-	if r == nil {
-		return nil
-	}
-	defer r.mu.Unlock()
-	h := r.hole(s)
-	if h == nil {
-		return nil
-	}
+// islands appends the blocks to out as stretches [a, b).
+func (h *hole) islands(out [][2]uint32) [][2]uint32 {
 	for p, end := uint32(0), h.end(); p < end; p++ {
 		if !h.has(p) {
 			continue

@@ -2,6 +2,11 @@
 
 package index
 
+import (
+	"cmp"
+	"slices"
+)
+
 // Dump implements Structure: a chain for each stretch that the slot holds of a
 // run, of the run's own memory. Blocks out of the runs come first, one by one: what
 // is below them may be in runs.
@@ -10,20 +15,24 @@ func (x *RunIndex) Dump(slot Slot, yield func(Stored) bool) {
 	if k == nil || !k.dumpParked(yield) {
 		return
 	}
-	refs := k.refs()
-	sortByPosition(refs)
-	for _, ref := range refs {
-		r := ref.run.Load()
-		if c := r.cutoff(slot); c > 0 && !k.dumpPart(r, 0, c, yield) {
+	type part struct {
+		run  *run
+		a, b uint32
+	}
+	var parts []part
+	var held [][2]uint32
+	for _, ref := range k.refs() {
+		var r *run
+		r, held = k.parts(ref, held[:0])
+		for _, h := range held {
+			parts = append(parts, part{r, h[0], h[1]})
+		}
+	}
+	// A block's parent has a lower position.
+	slices.SortFunc(parts, func(p, q part) int { return cmp.Compare(p.run.base+p.a, q.run.base+q.a) })
+	for _, p := range parts {
+		if !k.dumpPart(p.run, p.a, p.b, yield) {
 			return
-		}
-		if k.holes == 0 {
-			continue
-		}
-		for _, part := range ref.islands(slot) {
-			if !k.dumpPart(r, part[0], part[1], yield) {
-				return
-			}
 		}
 	}
 }

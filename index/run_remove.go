@@ -92,6 +92,9 @@ func (x *RunIndex) Clear(slot Slot) int {
 	}
 	for _, ref := range k.refs() {
 		r := ref.lock()
+		if r == nil {
+			continue // the slot held nothing of it
+		}
 		hadTail := r.covers(slot, r.n.Load()-1)
 		x.setCutoff(r, slot, 0)
 		if r.hole(slot) != nil {

@@ -4,9 +4,7 @@ package index
 
 import (
 	"bytes"
-	"cmp"
 	"math/bits"
-	"slices"
 	"sort"
 )
 
@@ -31,7 +29,11 @@ type slotRuns struct {
 	journal   []stretch
 	low, high []byte // the last two bytes of the hash of each address, from 1, as far as they were needed; nil if full
 	next      uint32 // address of the next block
-	limit     int    // stretches at which to write the journal anew
+
+	// When to write the journal anew:
+	most  uint32 // next is above this
+	limit int    // or there are more stretches
+	least int    // or fewer blocks are held
 
 	words   []uint32 // open-addressed; 0 if empty
 	used    int      // words that are not 0
@@ -63,7 +65,8 @@ type stretch struct {
 // reset forgets where blocks are.
 func (k *slotRuns) reset() {
 	k.cursor, k.near = spot{}, spot{}
-	k.journal, k.next, k.limit = nil, 1, 0
+	k.journal, k.next = nil, 1
+	k.most, k.limit, k.least = 2*uint32(k.x.slack), k.x.slack/8, 0
 	k.low, k.high = nil, nil
 	k.words, k.used, k.indexed, k.full, k.scanned = nil, 0, 0, false, 0
 }
@@ -378,40 +381,74 @@ func (k *slotRuns) moveCursor(to spot, h SeqHash) {
 	k.cursor, k.seq, k.noted = to, h, to.at == 0
 }
 
-// tidy writes the journal anew if it has grown too long.
+// tidy writes the journal anew if it speaks of much more than the slot holds.
 func (k *slotRuns) tidy() {
-	if k.held == 0 {
+	switch {
+	case k.held == 0:
 		k.reset()
-		return
+	case k.next > k.most, len(k.journal) > k.limit, k.held < k.least:
+		k.rewrite()
 	}
-	slack := k.x.slack
-	if uint64(k.next) < 2*uint64(k.held)+uint64(slack) && len(k.journal) < k.limit {
-		return
-	}
-	if len(k.journal) < slack/8 && uint64(k.next) < 2*uint64(slack) {
-		return
-	}
+}
+
+// rewrite writes the journal anew, and so gives all blocks other addresses.
+func (k *slotRuns) rewrite() {
 	refs := k.refs()
 	k.full = k.full && k.scanned >= k.x.scanEach*uint64(k.next)/2
 	k.journal, k.next, k.scanned = make([]stretch, 0, len(refs)+len(refs)/4), 1, 0
 	k.low, k.high = nil, nil
+	var parts [][2]uint32
 	for _, ref := range refs {
-		r := ref.run.Load()
-		if c := r.cutoff(k.slot); c > 0 {
-			k.gained(r, 0, c)
+		var r *run
+		if r, parts = k.parts(ref, parts[:0]); r == nil {
+			continue
 		}
-		if k.holes > 0 {
-			for _, s := range ref.islands(k.slot) {
-				k.gained(r, s[0], s[1])
+		for i := 0; i < len(parts); {
+			a, b := parts[i][0], parts[i][1]
+			// A stretch more costs more than addresses for a few blocks that the slot
+			// does not hold.
+			for i++; i < len(parts) && parts[i][0] <= b+4; i++ {
+				b = parts[i][1]
 			}
+			k.gained(r, a, b)
 		}
 	}
+	slack := k.x.slack
+	k.most = 3*k.next + uint32(slack)
 	k.limit = 2*len(k.journal) + k.held/16 + slack/8
+	k.least = 0
+	if k.next > uint32(slack) {
+		k.least = k.held / 3
+	}
 	k.cursor.at, k.near.at, k.noted = 0, 0, true // addresses are others now
 	k.rewriteTable()
 }
 
-// refs returns the runs of which the slot holds blocks, each once.
+// parts returns a run and appends what the slot holds of it to parts, as stretches
+// [a, b). The run is nil if it is gone.
+func (k *slotRuns) parts(ref *runRef, parts [][2]uint32) (*run, [][2]uint32) {
+	r := ref.run.Load()
+	if k.holes > 0 {
+		if r = ref.lock(); r != nil {
+			defer r.mu.Unlock()
+		}
+	}
+	if r == nil {
+		return nil, parts
+	}
+	if c := r.cutoff(k.slot); c > 0 {
+		parts = append(parts, [2]uint32{0, c})
+	}
+	if k.holes > 0 {
+		if h := r.hole(k.slot); h != nil {
+			parts = h.islands(parts)
+		}
+	}
+	return r, parts
+}
+
+// refs returns the runs of which the slot holds blocks, each once, and maybe some
+// more if it has holes.
 func (k *slotRuns) refs() []*runRef {
 	seen := make(map[*runRef]bool, len(k.journal))
 	refs := make([]*runRef, 0, len(k.journal))
@@ -421,17 +458,9 @@ func (k *slotRuns) refs() []*runRef {
 			continue
 		}
 		seen[ref] = true
-		r := ref.run.Load()
-		if r != nil && (r.cutoff(k.slot) > 0 || k.holes > 0 && len(ref.islands(k.slot)) > 0) {
+		if r := ref.run.Load(); r != nil && (k.holes > 0 || r.cutoff(k.slot) > 0) {
 			refs = append(refs, ref)
 		}
 	}
 	return refs
-}
-
-// sortByPosition sorts runs so that parents come before children.
-func sortByPosition(refs []*runRef) {
-	slices.SortFunc(refs, func(a, b *runRef) int {
-		return cmp.Compare(a.run.Load().base, b.run.Load().base)
-	})
 }
