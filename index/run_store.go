@@ -100,9 +100,12 @@ func (x *RunIndex) place(k *slotRuns, at spot, hasParent bool, parent SeqHash, p
 	i := 0
 	last = at
 	if hasParent {
-		n, f, ref := x.goOn(k, at.ref.lock(), at.p+1, locals, seqs)
-		if i, fresh = n, f; n > 0 {
-			last = spot{ref: ref, p: at.p + uint32(n)}
+		// A run that goes on otherwise never goes on like this, so it needs no lock.
+		if r, p := at.ref.run.Load(), at.p+1; p >= r.n.Load() || r.buf[p] == locals[0] {
+			n, f, ref := x.goOn(k, at.ref.lock(), p, locals, seqs)
+			if i, fresh = n, f; n > 0 {
+				last = spot{ref: ref, p: at.p + uint32(n)}
+			}
 		}
 	}
 	for i < len(locals) {
@@ -151,22 +154,24 @@ func (x *RunIndex) goOn(k *slotRuns, r *run, p uint32, locals []LocalHash, seqs 
 			r.tail, hadTail = 0, false
 		}
 	}
-	if taken > 0 {
-		a, b := p, p+uint32(taken)
-		if c := r.cutoff(k.slot); c < b {
-			if r.holes == nil {
-				a = max(p, c)
-			}
-			if fresh = x.cover(k, r, p, b); fresh > 0 {
-				k.gained(r, a, b)
-			}
-		}
-		address := uint32(0)
-		if fresh > 0 {
-			address = k.next - 1
-		}
-		k.moveCursor(spot{r.ref, b - 1, address}, seqs[taken-1])
+	if taken == 0 {
+		r.mu.Unlock()
+		return 0, 0, nil
 	}
+	a, b := p, p+uint32(taken)
+	if c := r.cutoff(k.slot); c < b {
+		if r.holes == nil {
+			a = max(p, c)
+		}
+		if fresh = x.cover(k, r, p, b); fresh > 0 {
+			k.gained(r, a, b)
+		}
+	}
+	address := uint32(0)
+	if fresh > 0 {
+		address = k.next - 1
+	}
+	k.moveCursor(spot{r.ref, b - 1, address}, seqs[taken-1])
 	r = x.settle(r, k.slot, hadTail)
 	ref = r.ref
 	r.mu.Unlock()

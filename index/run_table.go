@@ -143,7 +143,7 @@ func (x *RunIndex) insert(r *run) bool {
 			if free == nil {
 				free = p
 			}
-		} else if old.is(r.first, r.base, r.buf[0]) {
+		} else if p.seq.Load() == uint64(r.first) && old.is(r.first, r.base, r.buf[0]) {
 			g.mu.Unlock()
 			return false
 		}
