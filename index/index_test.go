@@ -356,10 +356,12 @@ func TestFindAllocatesNothing(t *testing.T) {
 	}
 }
 
-// What changes nothing allocates nothing. A block that is new to a PositionalIndex
-// costs its entry and its place in the map, and another holder of a block a share of
-// a list. Blocks new to a RunIndex cost a run.
+// What changes nothing allocates nothing, nor does in a RunIndex what comes and
+// goes in runs that are there. A block that is new to a PositionalIndex costs its
+// entry and its place in the map, and another holder of a block a share of a list.
+// Blocks new to a RunIndex cost a run.
 func TestEventAllocations(t *testing.T) {
+	sharedBlocks := map[string]float64{"positional": 2 * 32 * 2, "runs": 0}
 	newBlocks := map[string]float64{
 		"positional": 2*32 + 4, // an entry and a node of the map each, now and then an array
 		"runs":       8,        // a run, its name, its buffer, now and then arrays
@@ -372,6 +374,12 @@ func TestEventAllocations(t *testing.T) {
 			seqs := index.Chain(nil, a)
 			unknown := []index.SeqHash{1, 2, 3}
 			store(t, w, index.Device, a...)
+			b := chainOf("b", 64)
+			bs := index.Chain(nil, b)
+
+			store(t, x.AddWorker("other", 0, nil), index.Device, b...)
+			store(t, x.AddWorker("third", 0, nil), index.Device, b...)
+			next := index.Stored{Parent: bs[31], HasParent: true, Position: 32, Locals: b[32:33]}
 			for _, c := range []struct {
 				name string
 				f    func()
@@ -384,6 +392,14 @@ func TestEventAllocations(t *testing.T) {
 					_, _ = w.Store(index.Device, index.Stored{Position: 0, Locals: a})
 					w.Remove(index.Device, seqs[32:])
 				}, newBlocks[s.name]},
+				{"store and remove 32 blocks that others hold", func() {
+					_, _ = w.Store(index.Device, index.Stored{Position: 0, Locals: b})
+					w.Remove(index.Device, bs[32:])
+				}, sharedBlocks[s.name]},
+				{"store and remove one block that others hold", func() {
+					_, _ = w.Store(index.Device, next)
+					w.Remove(index.Device, bs[32:33])
+				}, sharedBlocks[s.name]},
 			} {
 				t.Run(c.name, func(t *testing.T) {
 					if n := testing.AllocsPerRun(100, c.f); n > c.want {

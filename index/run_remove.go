@@ -44,14 +44,23 @@ func (x *RunIndex) take(k *slotRuns, at spot, hashes []SeqHash) (taken int) {
 	n := r.n.Load()
 	hadTail := r.covers(k.slot, n-1)
 	c := r.cutoff(k.slot)
-	if p+1 == c && r.hole(k.slot) == nil {
+	end := 1 // hashes that go on upwards from the first
+	for end < len(hashes) && p+uint32(end) < c && r.seq(p+uint32(end)) == hashes[end] {
+		end++
+	}
+	whole := p+uint32(end) == c && r.hole(k.slot) == nil // all that the slot holds from p on
+	switch {
+	case whole && end == 1:
 		// Leaves first, as caches evict: one store.
 		for taken = 1; taken < len(hashes) && uint32(taken) <= p && r.seq(p-uint32(taken)) == hashes[taken]; {
 			taken++
 		}
-		x.setCutoff(r, k.slot, c-uint32(taken))
 		p -= uint32(taken) - 1
-	} else {
+		x.setCutoff(r, k.slot, p)
+	case whole:
+		taken = end
+		x.setCutoff(r, k.slot, p)
+	default:
 		for {
 			x.uncover(k, r, p)
 			if taken++; taken == len(hashes) {

@@ -7,15 +7,23 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	"kvindex/index"
 )
 
-// RunChurn stores and removes a few hundred thousand blocks round a fixed live
-// set, in several orders of removal, and checks that heap and entries end where
-// they were.
+// churnEvents is how many blocks RunChurn stores and removes in each order of
+// removal, and churnTime how long it does so at most: a slow structure under the
+// race detector would take minutes.
+const (
+	churnEvents = 1_000_000
+	churnTime   = 2 * time.Second
+)
+
+// RunChurn stores and removes a million blocks round a fixed live set, in each
+// order of removal, and checks that heap and entries end where they were.
 func RunChurn(t *testing.T, empty func() index.Structure) {
-	for _, order := range []string{"oldest first", "newest first", "random", "root first", "by clear"} {
+	for _, order := range []string{"leaf first", "root first", "middle out", "random", "newest chain first", "by clear"} {
 		t.Run(order, func(t *testing.T) { churn(t, empty(), order) })
 	}
 }
@@ -31,7 +39,7 @@ func churn(t *testing.T, s index.Structure, order string) {
 		slots  = 4
 		chains = 20 // live, a slot
 		length = 40 // of a chain, behind the root
-		turns  = 12 // how often everything is replaced
+		turn   = slots * chains * length
 	)
 	rng := rand.New(rand.NewPCG(7, 7))
 	w := NewWorkload(7, 0, 0)
@@ -53,7 +61,7 @@ func churn(t *testing.T, s index.Structure, order string) {
 		c := &all[slot]
 		i := 0
 		switch order {
-		case "newest first":
+		case "newest chain first":
 			i = len(c.chains) - 2
 		case "random":
 			i = rng.IntN(len(c.chains) - 1)
@@ -62,6 +70,13 @@ func churn(t *testing.T, s index.Structure, order string) {
 		switch order {
 		case "random":
 			rng.Shuffle(len(seqs), func(i, j int) { seqs[i], seqs[j] = seqs[j], seqs[i] })
+		case "middle out":
+			// The two halves from their ends in the middle, in turn.
+			up, down := slices.Clone(seqs[length/2:]), slices.Clone(seqs[:length/2])
+			slices.Reverse(down)
+			for i := range up {
+				seqs[2*i], seqs[2*i+1] = up[i], down[i]
+			}
 		case "root first":
 		default:
 			slices.Reverse(seqs)
@@ -96,9 +111,12 @@ func churn(t *testing.T, s index.Structure, order string) {
 	replaceAll()
 	replaceAll()
 	live, before := heap(), s.Stats()
-	for range turns {
+	events, start := 0, time.Now()
+	for events < churnEvents && time.Since(start) < churnTime {
 		replaceAll()
+		events += 2 * turn
 	}
+	t.Logf("%d blocks stored and removed", events)
 	after, now := heap(), s.Stats()
 	if now != before || now.Blocks != slots*(chains*length+1) {
 		t.Errorf("stats were %+v and are %+v", before, now)

@@ -180,7 +180,7 @@ func RunConcurrent(t *testing.T, empty func() index.Structure) {
 	const (
 		each    = 3 // writers of each kind
 		rounds  = 30
-		readers = 2
+		readers = 3
 	)
 	s, oracle := empty(), NewOracle()
 	trunk := blocks("trunk", trunkLen)

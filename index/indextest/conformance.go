@@ -20,6 +20,8 @@ func Run(t *testing.T, empty func() index.Structure) {
 	t.Run("Random", func(t *testing.T) { RunRandom(t, empty) })
 	t.Run("RandomIndex", func(t *testing.T) { RunRandomIndex(t, empty) })
 	t.Run("Concurrent", func(t *testing.T) { RunConcurrent(t, empty) })
+	t.Run("Growth", func(t *testing.T) { RunGrowth(t, empty) })
+	t.Run("Restore", func(t *testing.T) { RunRestore(t, empty) })
 	t.Run("Churn", func(t *testing.T) { RunChurn(t, empty) })
 }
 
@@ -270,6 +272,43 @@ func RunContract(t *testing.T, empty func() index.Structure) {
 			f.finds(a, map[index.Slot]int{0: 12, 1: 5})
 			f.below(1, a, 5, 10)
 			f.finds(a, map[index.Slot]int{0: 12, 1: 20})
+		}},
+		{"2/an orphan's wrong position changes nothing for others", func(f *fixture) {
+			f.root(0, a[:30]...)
+			f.root(1, b[:12]...)
+			others := func() {
+				f.t.Helper()
+				for n := 1; n <= 40; n++ {
+					for _, query := range [][]index.LocalHash{a[:n], slices.Concat(a[:n], a[10:]), slices.Concat(b[:n], a[10:])} {
+						depths := f.depths(query, index.FindOptions{})
+						want := map[index.Slot]int{0: 0, 1: 0}
+						for s, own := range map[index.Slot][]index.LocalHash{0: a[:30], 1: b[:12]} {
+							for d := range min(len(own), len(query)) {
+								if query[d] != own[d] {
+									break
+								}
+								want[s]++
+							}
+							if depths[s] != want[s] {
+								f.t.Fatalf("slot %d has depth %d, want %d", s, depths[s], want[s])
+							}
+						}
+					}
+				}
+			}
+			for i, claimed := range []int32{0, 1, 9, 11, 12, 30, 1 << 30} {
+				claim := part(a, 10, 20)
+				claim.Position = claimed
+				slot := index.Slot(2 + i)
+				f.did(f.store(slot, claim), index.Effect{Stored: 10, Orphan: 1})
+				others()
+				f.finds(slices.Concat(a[:1], a[10:20]), map[index.Slot]int{0: 1})
+			}
+			for slot := index.Slot(2); slot < 9; slot++ {
+				f.did(f.below(slot, a, 0, 10), index.Effect{Stored: 10, Contradiction: 10})
+				others()
+			}
+			f.finds(a, map[index.Slot]int{0: 30, 2: 20, 3: 20, 4: 20, 5: 20, 6: 20, 7: 20, 8: 20})
 		}},
 		{"2/orphans of one missing parent", func(f *fixture) {
 			f.store(0, index.Stored{Parent: as100[0], HasParent: true, Position: 1, Locals: a[1:5]})
