@@ -30,7 +30,7 @@ func (x *RunIndex) Find(query []LocalHash, opt FindOptions, m *SlotMatches) {
 			break
 		}
 	}
-	s.answer(m)
+	s.answer(m, 0)
 }
 
 // FindBest implements Structure. It goes along the query first, without a look at
@@ -48,13 +48,17 @@ func (x *RunIndex) FindBest(query []LocalHash, k int, opt FindOptions, m *SlotMa
 		}
 		steps = append(steps, runStep{r, uint32(at), match})
 	}
-	// Slots that are found first only later are less deep than all found before.
+	// Slots that are found later are less deep than all found before.
+	least := uint32(0)
 	for n := len(steps); n > 0 && len(s.slots) < k; n-- {
-		s.last(steps[:n])
+		end := steps[n-1]
+		if found := len(s.slots); found+s.last(steps[:n]) >= k {
+			least = end.at + end.match
+		}
 	}
 	clear(steps) // so that it keeps no runs alive
 	m.steps = steps
-	s.answer(m)
+	s.answer(m, least)
 	m.cut(k)
 }
 
@@ -126,21 +130,30 @@ func (x *RunIndex) search(opt FindOptions, m *SlotMatches) runSearch {
 	return runSearch{depths: m.depths, slots: m.slots[:0], only: opt.Only}
 }
 
-// answer ends it.
-func (s *runSearch) answer(m *SlotMatches) {
-	m.Matches = slices.Grow(m.Matches, len(s.slots))[:len(s.slots)]
-	for i, slot := range s.slots {
-		m.Matches[i] = SlotMatch{slot, int(s.depths[slot])}
+// answer ends it, with the slots that are at least that deep.
+func (s *runSearch) answer(m *SlotMatches, least uint32) {
+	out := slices.Grow(m.Matches, len(s.slots))[:len(s.slots)]
+	n := 0
+	for _, slot := range s.slots {
+		d := s.depths[slot]
 		s.depths[slot] = 0
+		out[n] = SlotMatch{slot, int(d)}
+		if d >= least {
+			n++
+		}
 	}
-	m.slots = s.slots
+	m.Matches, m.slots = out[:n], s.slots
 }
 
 // last gives depths to the slots that hold something of the last run and all that
-// matches of the others, unless they have one.
-func (s *runSearch) last(steps []runStep) {
+// matches of the others, unless they have one. It returns how many hold all that
+// matches.
+func (s *runSearch) last(steps []runStep) (whole int) {
 	before := steps[:len(steps)-1]
 	end := steps[len(before)]
+	if len(before) == 0 {
+		return s.first(end.run, end.match)
+	}
 	try := func(slot Slot, cutoff uint32) {
 		if int(slot) >= len(s.depths) || s.depths[slot] != 0 || s.only != nil && !s.only.Has(slot) {
 			return
@@ -150,8 +163,12 @@ func (s *runSearch) last(steps []runStep) {
 				return
 			}
 		}
-		s.depths[slot] = end.at + min(cutoff, end.match)
 		s.slots = append(s.slots, slot)
+		d := min(cutoff, end.match)
+		s.depths[slot] = end.at + d
+		if d == end.match {
+			whole++
+		}
 	}
 	for i := range end.run.few {
 		if w := end.run.few[i].Load(); uint32(w) != 0 {
@@ -161,6 +178,7 @@ func (s *runSearch) last(steps []runStep) {
 	if c := end.run.many.Load(); c != nil {
 		c.each(try)
 	}
+	return whole
 }
 
 // first gives depths to the slots that hold something of the run that the query
