@@ -26,6 +26,8 @@ type Result struct {
 
 	slots SlotMatches
 	only  SlotSet
+	all   []Match
+	lots  []uint64
 }
 
 // reuseRetries is how often a Find starts over because slots changed hands
@@ -34,50 +36,62 @@ const reuseRetries = 3
 
 // Find makes r the answer to q. Workers that hold none of the query's leading
 // blocks are absent. It runs on the caller's goroutine and never waits for a
-// worker's events. TopK without EarlyExit is faster than without, where many
-// workers match.
+// worker's events. With TopK and without EarlyExit it looks only at as many slots
+// as can be among the k deepest, as long as Keep refuses none of those.
 func (x *Index) Find(q *Query, r *Result) {
-	best := q.TopK > 0 && !q.EarlyExit
-	for {
-		x.searchOwned(q, r, best)
-		if q.Keep != nil {
-			kept := r.Matches[:0]
-			for _, m := range r.Matches {
-				if q.Keep(m.Worker) {
-					kept = append(kept, m)
-				}
-			}
-			r.Matches = kept
-		}
-		// Of the best, some may have been refused, or belong to nobody any more:
-		// others take their places.
-		if !best || len(r.Matches) >= q.TopK || len(r.slots.Matches) < q.TopK {
-			break
-		}
-		best = false
-	}
+	turn := uint64(0)
 	if q.TopK > 0 {
-		r.Matches = selectDeepest(r.Matches, q.TopK, x.queries.Add(1))
+		turn = x.queries.Add(1)
+		if !q.EarlyExit {
+			n := x.searchOwned(q, r, turn)
+			r.keep(q.Keep)
+			if len(r.Matches) == n || n < q.TopK {
+				return
+			}
+			// Others take the places of those that were refused.
+		}
+	}
+	x.searchOwned(q, r, 0)
+	r.keep(q.Keep)
+	if q.TopK > 0 {
+		r.selectDeepest(q.TopK, turn)
 	}
 }
 
-// searchOwned fills r with workers, each credited with what it held itself.
-func (x *Index) searchOwned(q *Query, r *Result, best bool) {
+// keep leaves out the workers that f refuses.
+func (r *Result) keep(f func(*Worker) bool) {
+	if f == nil {
+		return
+	}
+	kept := r.Matches[:0]
+	for _, m := range r.Matches {
+		if f(m.Worker) {
+			kept = append(kept, m)
+		}
+	}
+	r.Matches = kept
+}
+
+// searchOwned fills r with workers, each credited with what it held itself: all
+// that match or, if best is not 0, the q.TopK deepest ones, of which best draws
+// lots among equals. It returns how many slots that were: fewer workers if some
+// belong to nobody any more.
+func (x *Index) searchOwned(q *Query, r *Result, best uint64) (n int) {
 	for range reuseRetries {
 		before := x.reuses.Load()
-		x.search(q, r, best, false)
+		n = x.search(q, r, best, false)
 		if x.reuses.Load() == before {
-			return
+			return n
 		}
 	}
 	x.mu.RLock()
-	x.search(q, r, best, true)
-	x.mu.RUnlock()
+	defer x.mu.RUnlock()
+	return x.search(q, r, best, true)
 }
 
-// search fills r with the workers that own the matching slots, or the best q.TopK
-// of them. It is right if no slot was handed out again meanwhile.
-func (x *Index) search(q *Query, r *Result, best, locked bool) {
+// search does searchOwned's work. It is right if no slot was handed out again
+// meanwhile.
+func (x *Index) search(q *Query, r *Result, best uint64, locked bool) (n int) {
 	opt := FindOptions{Only: x.only.Load(), EarlyExit: q.EarlyExit}
 	if len(q.Workers) > 0 {
 		r.only.Reset()
@@ -94,18 +108,21 @@ func (x *Index) search(q *Query, r *Result, best, locked bool) {
 			x.mu.RUnlock()
 		}
 	}
-	if best {
+	var found []SlotMatch
+	if best != 0 {
 		x.s.FindBest(q.Locals, q.TopK, opt, &r.slots)
+		found = selectDeepest(r.slots.Matches, q.TopK, best, &r.lots)
 	} else {
 		x.s.Find(q.Locals, opt, &r.slots)
+		found = r.slots.Matches
 	}
 	r.LowerBounds = r.slots.LowerBounds
 	r.Matches = r.Matches[:0]
 	owners := x.owners.Load()
 	if owners == nil {
-		return
+		return 0
 	}
-	for _, m := range r.slots.Matches {
+	for _, m := range found {
 		// A slot beyond the loaded owners was handed out after them.
 		if int(m.Slot) >= len(*owners) {
 			owners = x.owners.Load()
@@ -114,56 +131,81 @@ func (x *Index) search(q *Query, r *Result, best, locked bool) {
 			r.Matches = append(r.Matches, Match{w, m.Depth})
 		}
 	}
+	return len(found)
+}
+
+// selectDeepest leaves the k deepest of r's matches, deepest first.
+func (r *Result) selectDeepest(k int, turn uint64) {
+	all := r.slots.Matches[:0]
+	for i, m := range r.Matches {
+		all = append(all, SlotMatch{Slot(i), m.Depth}) // numbers in place of slots
+	}
+	r.slots.Matches = all
+	r.all = append(r.all[:0], r.Matches...)
+	r.Matches = r.Matches[:0]
+	for _, m := range selectDeepest(all, k, turn, &r.lots) {
+		r.Matches = append(r.Matches, r.all[m.Slot])
+	}
 }
 
 // selectDeepest moves the k deepest matches to the front, deepest first, and
 // returns them. Which of equal depths come first depends on turn, and over many
-// turns each does equally often.
-func selectDeepest(ms []Match, k int, turn uint64) []Match {
+// turns each does equally often. It works in the memory of scratch.
+func selectDeepest(ms []SlotMatch, k int, turn uint64, scratch *[]uint64) []SlotMatch {
 	turn *= 0x9e3779b97f4a7c15
-	// The order of two workers of a depth: a hash of the slot and the turn, as
-	// good as drawn by lot. Counting turns round would favour some workers when
-	// several callers ask in step.
-	lot := func(m *Match) uint64 {
-		z := (uint64(m.Worker.slots[Device]) + turn) * 0xbf58476d1ce4e5b9
+	// The order of two slots of a depth: a hash of the slot and the turn, as good as
+	// drawn by lot. Counting turns round would favour some when several callers ask
+	// in step.
+	lot := func(s Slot) uint64 {
+		z := (uint64(s) + turn) * 0xbf58476d1ce4e5b9
 		z = (z ^ z>>29) * 0x94d049bb133111eb
 		return z ^ z>>32
 	}
-	less := func(a, b *Match) bool {
-		if a.Depth != b.Depth {
-			return a.Depth < b.Depth
-		}
-		return lot(a) < lot(b)
-	}
 	k = min(k, len(ms))
 	heap := ms[:k] // least on top
+	lots := (*scratch)[:0]
+	for i := range heap {
+		lots = append(lots, lot(heap[i].Slot))
+	}
+	*scratch = lots
+	less := func(a, b int) bool {
+		if heap[a].Depth != heap[b].Depth {
+			return heap[a].Depth < heap[b].Depth
+		}
+		return lots[a] < lots[b]
+	}
 	down := func(i, n int) {
 		for {
 			c := 2*i + 1
 			if c >= n {
 				return
 			}
-			if c+1 < n && less(&heap[c+1], &heap[c]) {
+			if c+1 < n && less(c+1, c) {
 				c++
 			}
-			if !less(&heap[c], &heap[i]) {
+			if !less(c, i) {
 				return
 			}
 			heap[i], heap[c] = heap[c], heap[i]
+			lots[i], lots[c] = lots[c], lots[i]
 			i = c
 		}
 	}
 	for i := k/2 - 1; i >= 0; i-- {
 		down(i, k)
 	}
-	for i := k; i < len(ms); i++ {
-		if less(&heap[0], &ms[i]) {
-			heap[0] = ms[i]
+	for _, m := range ms[k:] {
+		if m.Depth < heap[0].Depth {
+			continue
+		}
+		if l := lot(m.Slot); m.Depth > heap[0].Depth || l > lots[0] {
+			heap[0], lots[0] = m, l
 			down(0, k)
 		}
 	}
 	for n := k - 1; n > 0; n-- {
 		heap[0], heap[n] = heap[n], heap[0]
+		lots[0], lots[n] = lots[n], lots[0]
 		down(0, n)
 	}
 	return heap
