@@ -132,7 +132,7 @@ func (x *RunIndex) place(k *slotRuns, at spot, hasParent bool, parent SeqHash, p
 
 // newRun returns a locked run of one block, not published, with room for all.
 func (x *RunIndex) newRun(up spot, hasParent bool, parent SeqHash, pos uint32, locals []LocalHash, seq SeqHash) *run {
-	c := min(max(len(locals), 8), int(x.maxRun))
+	c := min(max(len(locals), 4), int(x.maxRun))
 	r := &run{first: seq, base: pos, buf: make([]LocalHash, 2*c), ref: new(runRef), parent: parent, up: up, hasParent: hasParent}
 	r.buf[0], r.buf[c] = locals[0], LocalHash(seq)
 	r.ref.run.Store(r)
