@@ -21,6 +21,7 @@ func commands() []command {
 		snapshotCommand(),
 		topicsCommand(),
 		verifyCommand(),
+		benchCommand(),
 		versionCommand(),
 	}
 }

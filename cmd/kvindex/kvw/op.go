@@ -1,0 +1,52 @@
+// This file is the operations of a workload.
+
+package kvw
+
+import "kvindex/index"
+
+// Kind says what an operation is.
+type Kind uint8
+
+// The kinds, as files number them.
+const (
+	Store Kind = iota + 1
+	Remove
+	Query
+)
+
+// Op is one operation: an event of a worker, or a query.
+type Op struct {
+	Kind   Kind
+	Worker index.Slot        // Store and Remove
+	Stored index.Stored      // Store; files have no position, so it is NoPosition
+	Hashes []index.SeqHash   // Remove
+	Query  []index.LocalHash // Query
+}
+
+// Blocks returns how many hashes the operation has.
+func (o *Op) Blocks() int {
+	switch o.Kind {
+	case Store:
+		return len(o.Stored.Locals)
+	case Remove:
+		return len(o.Hashes)
+	}
+	return len(o.Query)
+}
+
+// Header is what a file says first.
+type Header struct {
+	Workers   uint32
+	BlockSize uint32 // tokens
+	Ops       uint64
+}
+
+const (
+	magic      = "KVW1"
+	headerSize = len(magic) + 4 + 4 + 8
+	opsOffset  = headerSize - 8
+)
+
+// MaxWorkers bounds the workers of a file, because structures have memory for
+// each slot up to the largest one that is used.
+const MaxWorkers = 1 << 20
