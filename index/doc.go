@@ -17,7 +17,8 @@
 //	var r index.Result
 //	x.Find(&index.Query{Locals: prompt, TopK: 3}, &r)
 //
-// The package knows no Kafka, clock or context.
+// The package knows no Kafka and no clock, and contexts only in Pool, which has
+// goroutines of its own for those who have none for each worker.
 //
 // # What holds
 //

@@ -2,7 +2,13 @@
 
 package bench
 
-import "kvindex/index"
+import (
+	"errors"
+
+	"kvindex/index"
+)
+
+var errDiffer = errors.New("two runs gave different answers")
 
 // Answers is the sum of all answers to a workload's queries.
 //

@@ -167,9 +167,13 @@ func (f *scaleFleet) ask(b *bench, line *Scale) error {
 	const turns = scaleConversation / scaleTurn
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	// Whole conversations, so that queries are as long at each line.
+	whole, blocks := f.round/turns, scaleConversation
+	if whole == 0 {
+		whole, blocks = 1, f.round*scaleTurn
+	}
 	for range scaleQueries {
-		worker, conversation := rng.IntN(b.Workers), rng.IntN((f.round+turns-1)/turns)
-		blocks := min(f.round-conversation*turns, turns) * scaleTurn
+		worker, conversation := rng.IntN(b.Workers), rng.IntN(whole)
 		f.locals = f.locals[:0]
 		for i := range blocks {
 			f.locals = append(f.locals, scaleLocal(worker, conversation, i))
@@ -177,7 +181,6 @@ func (f *scaleFleet) ask(b *bench, line *Scale) error {
 		begun := time.Now()
 		f.s.Find(f.locals, index.FindOptions{}, &m)
 		all.record(time.Since(begun))
-		line.QueriedBlocks += blocks
 		for _, w := range m.Matches {
 			want := scaleSystem
 			if int(w.Slot) == worker {
@@ -196,7 +199,7 @@ func (f *scaleFleet) ask(b *bench, line *Scale) error {
 			return err
 		}
 	}
-	line.Queries, line.QueriedBlocks = scaleQueries, line.QueriedBlocks/scaleQueries
+	line.Queries, line.QueriedBlocks = scaleQueries, blocks
 	line.queryLatencies = tellLatencies(all)
 	return nil
 }

@@ -3,7 +3,6 @@
 package bench
 
 import (
-	"errors"
 	"runtime"
 	"time"
 
@@ -96,7 +95,7 @@ func (b *bench) seq() error {
 			return err
 		}
 		if runs = append(runs, r); r.answers != runs[0].answers {
-			return errors.New("two runs gave different answers")
+			return errDiffer
 		}
 	}
 	w := b.workload
