@@ -332,11 +332,14 @@ func (p *Pool) send(ctx context.Context, name string, rank int32, e poolEvent) (
 }
 
 func (p *Pool) put(ctx context.Context, l *lane, e poolEvent) error {
-	p.gate.RLock()
-	defer p.gate.RUnlock()
 	// A select with several ready cases takes any of them.
 	if err := cmp.Or(p.Err(), ctx.Err()); err != nil {
 		return err
+	}
+	p.gate.RLock()
+	defer p.gate.RUnlock()
+	if p.stopped.Load() {
+		return ErrPoolStopped
 	}
 	select {
 	case l.queue <- e:
