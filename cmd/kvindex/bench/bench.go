@@ -24,7 +24,8 @@ type Config struct {
 	EventWorkers    int     // pool, mixed: goroutines that apply events
 	Barrier         bool    // pool: each query waits for the events before it
 	Readers         int     // mixed: goroutines that ask
-	Seconds         float64 // mixed: to measure, after one of warming up
+	WarmUp          float64 // mixed: seconds before measuring
+	Seconds         float64 // mixed: of measuring
 	BlocksPerSecond float64 // mixed: of events; 0: as fast as they are applied
 
 	Blocks  int64 // scale: to grow to, pairs of worker and block
@@ -35,7 +36,7 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		Mode: "seq", Structure: structures[0].name,
-		Runs: 1, EventWorkers: 1, Readers: 1, Seconds: 10,
+		Runs: 1, EventWorkers: 1, Readers: 1, WarmUp: 1, Seconds: 10,
 		Blocks: 10_000_000, Workers: 1000,
 	}
 }
@@ -83,7 +84,7 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("mode pool needs an event worker")
 	case c.EventWorkers > mixedWindow || c.Readers > 1024:
 		return fmt.Errorf("%d event workers, %d readers: want at most %d and 1024", c.EventWorkers, c.Readers, mixedWindow)
-	case !(c.Seconds > 0 && c.Seconds <= 86400) || !(c.BlocksPerSecond >= 0 && c.BlocksPerSecond <= 1e12):
+	case !(c.Seconds > 0 && c.Seconds <= 86400) || !(c.WarmUp >= 0 && c.WarmUp <= 86400) || !(c.BlocksPerSecond >= 0 && c.BlocksPerSecond <= 1e12):
 		return fmt.Errorf("%v seconds, %v blocks a second: want more than 0 and up to a day, and 0 or more", c.Seconds, c.BlocksPerSecond)
 	case c.Blocks < 1 || c.Workers < 1 || c.Workers > kvw.MaxWorkers:
 		return fmt.Errorf("%d blocks, %d workers: want at least 1, and at most %d workers", c.Blocks, c.Workers, kvw.MaxWorkers)
@@ -132,13 +133,13 @@ func Run(ctx context.Context, c Config, out io.Writer, p Progress) error {
 // stepSize is after how many operations a measurement looks up from its work.
 const stepSize = 1024
 
-// step is called after each operation, with its number. It fails when the
+// step is called after each operation, with its number from 0. It fails when the
 // context has ended.
 func (b *bench) step(i int) error {
-	if i%stepSize != stepSize-1 {
+	if i%stepSize > 0 {
 		return nil
 	}
-	b.progress.Add(stepSize)
+	b.progress.Add(min(int64(i), stepSize))
 	return b.ctx.Err()
 }
 

@@ -53,7 +53,6 @@ func tellLatencies(l *latencies) queryLatencies {
 const (
 	drainChunk  = 128 // blocks
 	mixedWindow = 256 // events
-	warmUp      = time.Second
 )
 
 // The phases of a mixed measurement.
@@ -134,12 +133,12 @@ func (b *bench) mixed() error {
 	defer all.Wait()
 	defer phase.Store(stopped)
 
-	if err := b.wait(warmUp); err != nil {
+	if err := b.wait(b.WarmUp); err != nil {
 		return err
 	}
 	phase.Store(measuring)
 	watch := startWatch(processTime)
-	err := b.wait(time.Duration(b.Seconds * float64(time.Second)))
+	err := b.wait(b.Seconds)
 	phase.Store(stopped)
 	seconds, cores := watch.read()
 	all.Wait()
@@ -181,9 +180,9 @@ func (b *bench) mixed() error {
 }
 
 // wait waits, and fails when the context has ended.
-func (b *bench) wait(d time.Duration) error {
+func (b *bench) wait(seconds float64) error {
 	select {
-	case <-time.After(d):
+	case <-time.After(time.Duration(seconds * float64(time.Second))):
 		return nil
 	case <-b.ctx.Done():
 		return b.ctx.Err()

@@ -60,7 +60,7 @@ func Read(r io.Reader) (*Workload, error) {
 	for {
 		switch err := in.Next(&op); err {
 		case nil:
-			w.add(op)
+			w.add(&op)
 		case io.EOF:
 			return w, nil
 		default:
@@ -69,24 +69,27 @@ func Read(r io.Reader) (*Workload, error) {
 	}
 }
 
-func (w *Workload) add(op Op) {
+// add adds a copy of an operation.
+func (w *Workload) add(op *Op) {
 	t := &w.Totals
+	c := Op{Kind: op.Kind, Worker: op.Worker}
 	switch op.Kind {
 	case Store:
-		op.Stored.Locals = slices.Clone(op.Stored.Locals)
+		c.Stored = op.Stored
+		c.Stored.Locals = slices.Clone(op.Stored.Locals)
 		t.Stores++
 		t.Stored += op.Blocks()
 	case Remove:
-		op.Hashes = slices.Clone(op.Hashes)
+		c.Hashes = slices.Clone(op.Hashes)
 		t.Removes++
 		t.Removed += op.Blocks()
 	case Query:
-		op.Query = slices.Clone(op.Query)
-		w.Queries = append(w.Queries, op.Query)
+		c.Worker, c.Query = 0, slices.Clone(op.Query)
+		w.Queries = append(w.Queries, c.Query)
 		t.Queries++
 		t.Queried += op.Blocks()
 	}
-	w.Ops = append(w.Ops, op)
+	w.Ops = append(w.Ops, c)
 }
 
 // Place gives every store the position that its producer would have known: that
