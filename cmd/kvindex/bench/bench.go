@@ -76,8 +76,10 @@ func (c *Config) Validate() error {
 		return err
 	case modes[i].concurrent && s.alone:
 		return fmt.Errorf("structure %s is for one goroutine: mode %s needs several", s.name, c.Mode)
-	case (c.File == "") != (c.Mode == "scale"):
-		return fmt.Errorf("every mode needs a workload file but scale, which takes none")
+	case c.File == "" && c.Mode != "scale":
+		return fmt.Errorf("mode %s needs a workload file", c.Mode)
+	case c.File != "" && c.Mode == "scale":
+		return fmt.Errorf("mode scale takes no workload file: it makes up what it stores")
 	case c.Runs < 1 || c.EventWorkers < 0 || c.Readers < 1:
 		return fmt.Errorf("%d runs, %d event workers, %d readers: want at least 1, 0 and 1", c.Runs, c.EventWorkers, c.Readers)
 	case c.EventWorkers < 1 && c.Mode == "pool":

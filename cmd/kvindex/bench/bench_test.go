@@ -262,7 +262,7 @@ func TestValidate(t *testing.T) {
 		"mode":           {func(c *bench.Config) { c.Mode = "fast" }, `no mode "fast"`},
 		"structure":      {func(c *bench.Config) { c.Structure = "btree" }, `no structure "btree"`},
 		"no file":        {func(c *bench.Config) { c.File = "" }, "needs a workload file"},
-		"file for scale": {func(c *bench.Config) { c.Mode = "scale" }, "takes none"},
+		"file for scale": {func(c *bench.Config) { c.Mode = "scale" }, "takes no workload file"},
 		"runs":           {func(c *bench.Config) { c.Runs = 0 }, "0 runs"},
 		"readers":        {func(c *bench.Config) { c.Readers = 0 }, "0 readers"},
 		"event workers":  {func(c *bench.Config) { c.EventWorkers = 257 }, "257 event workers"},

@@ -95,9 +95,10 @@ func TestReaderRefuses(t *testing.T) {
 		offset int64
 		err    string
 	}{
-		"empty":               {"", 0, "0 bytes into a field of 20, header"},
-		"half a header":       {golden[:20], 0, "10 bytes into a field of 20, header"},
+		"empty":               {"", 0, "0 bytes into a field of 4, magic"},
+		"half a header":       {golden[:20], 4, "6 bytes into a field of 16, header"},
 		"another file":        {"7f454c46" + golden[8:], 0, `begins with "\x7fELF"`},
+		"another short file":  {"0102030405", 0, `begins with "\x01\x02\x03\x04"`},
 		"a later version":     {"4b565732" + golden[8:], 0, `begins with "KVW2"`},
 		"too many workers":    {"4b565731ffffffff" + golden[16:], 4, "4294967295 workers"},
 		"no operation":        {golden[:40], 20, "operation 0 of 4"},

@@ -36,17 +36,20 @@ type Reader struct {
 // NewReader reads the header. Its errors are *FormatError or those of r.
 func NewReader(r io.Reader) (*Reader, error) {
 	x := &Reader{r: bufio.NewReaderSize(r, 1<<16), buf: make([]byte, 1<<13)}
-	b, err := x.next(headerSize, "header")
+	b, err := x.next(len(magic), "magic")
 	if err != nil {
 		return nil, err
 	}
-	if string(b[:len(magic)]) != magic {
-		return nil, &FormatError{0, fmt.Errorf("not a workload file: it begins with %q, not %q", b[:len(magic)], magic)}
+	if string(b) != magic {
+		return nil, &FormatError{0, fmt.Errorf("not a workload file: it begins with %q, not %q", b, magic)}
+	}
+	if b, err = x.next(headerSize-len(magic), "header"); err != nil {
+		return nil, err
 	}
 	x.Header = Header{
-		Workers:   binary.LittleEndian.Uint32(b[4:]),
-		BlockSize: binary.LittleEndian.Uint32(b[8:]),
-		Ops:       binary.LittleEndian.Uint64(b[12:]),
+		Workers:   binary.LittleEndian.Uint32(b),
+		BlockSize: binary.LittleEndian.Uint32(b[4:]),
+		Ops:       binary.LittleEndian.Uint64(b[8:]),
 	}
 	if x.Header.Workers > MaxWorkers {
 		return nil, &FormatError{4, fmt.Errorf("%d workers: at most %d are taken", x.Header.Workers, MaxWorkers)}
