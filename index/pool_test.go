@@ -100,7 +100,7 @@ func TestPoolEvents(t *testing.T) {
 
 	n := 0
 	must(t, p.Do(ctx, "b", 0, func(w *index.Worker) {
-		w.Dump(func(index.Tier, index.Stored) bool { n++; return true })
+		w.Dump(func(_ index.Tier, s index.Stored) bool { n += len(s.Locals); return true })
 	}))
 	if n != 5 {
 		t.Fatalf("%d blocks were dumped, want 5", n)

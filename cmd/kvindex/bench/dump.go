@@ -4,6 +4,7 @@ package bench
 
 import (
 	"runtime"
+	"slices"
 	"time"
 
 	"kvindex/cmd/kvindex/kvw"
@@ -25,45 +26,46 @@ type Dump struct {
 	AnswersOfQueries Answers `json:"answers"` // of all queries after all events
 }
 
-// chain is what one slot has of consecutive blocks.
+// chain is consecutive blocks of one slot.
 type chain struct {
 	slot   index.Slot
 	stored index.Stored
 }
 
-// packer makes chains of single blocks.
+// packer keeps what a structure dumps, single blocks that follow each other as
+// one chain.
 type packer struct {
 	chains []chain
 	blocks int
-	slab   []index.LocalHash // where the chains' local hashes are, and the last chain's at its end
+	slab   []index.LocalHash // has the chains' local hashes, the last chain's at its end
 	slot   index.Slot
-	last   index.SeqHash // of the last chain
-	open   bool          // the last chain may go on
+	single bool          // the last chain was dumped block by block
+	last   index.SeqHash // of it, then
 }
 
 const slabBlocks = 1 << 16
 
 func (p *packer) add(s index.Stored) bool {
-	seq := index.SeqHash(s.Locals[0])
-	if s.HasParent {
-		seq = index.Next(s.Parent, s.Locals[0])
-	}
-	full := len(p.slab) == cap(p.slab)
-	if full {
-		p.slab = make([]index.LocalHash, 0, slabBlocks)
+	n := len(s.Locals)
+	p.blocks += n
+	grown := cap(p.slab)-len(p.slab) < n
+	if grown {
+		p.slab = make([]index.LocalHash, 0, max(slabBlocks, n))
 	}
 	at := len(p.slab)
-	p.slab = append(p.slab, s.Locals[0])
-	if p.open && !full && s.HasParent && s.Parent == p.last {
+	p.slab = append(p.slab, s.Locals...)
+	follows := p.single && !grown && n == 1 && s.HasParent && s.Parent == p.last
+	if p.single = n == 1 && len(s.Hashes) == 0; p.single {
+		for p.last = range kvw.Seqs(&s) {
+		}
+	}
+	if follows && p.single {
 		c := &p.chains[len(p.chains)-1].stored
 		c.Locals = c.Locals[:len(c.Locals)+1]
-	} else {
-		s.Locals = p.slab[at : at+1]
-		p.chains = append(p.chains, chain{p.slot, s})
-		p.open = true
+		return true
 	}
-	p.last = seq
-	p.blocks++
+	s.Locals, s.Hashes = p.slab[at:], slices.Clone(s.Hashes)
+	p.chains = append(p.chains, chain{p.slot, s})
 	return true
 }
 
@@ -71,7 +73,7 @@ func (p *packer) add(s index.Stored) bool {
 func dumpAll(s index.Structure, slots index.Slot) ([]chain, int) {
 	var p packer
 	for slot := range slots {
-		p.slot, p.open = slot, false
+		p.slot, p.single = slot, false
 		s.Dump(slot, p.add)
 	}
 	return p.chains, p.blocks
