@@ -61,8 +61,9 @@ type SlotMatches struct {
 	Matches     []SlotMatch // each slot at most once, in no order
 	LowerBounds bool        // the search stopped early: at most one of the depths, a deepest one, is below the truth
 
-	seqs []SeqHash // of the query's first blocks, as far as the search went
-	sets []uint64  // bitmaps, one after the other
+	seqs []SeqHash   // of the query's first blocks, as far as the search went
+	path []*treeNode // the same of a tree, but for blocks that it does not have
+	sets []uint64    // bitmaps, one after the other
 
 	depths []uint32 // by slot, all 0 between searches
 	slots  []Slot   // with a depth

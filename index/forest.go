@@ -1,9 +1,10 @@
-// This file is what a PositionalIndex knows of one slot alone: every block it
-// holds, in reach or not, as a forest in a hash table.
+// This file is what a PositionalIndex or a tree knows of one slot alone: every block
+// it holds, in reach or not, as a forest in a hash table.
 
 package index
 
 import (
+	"maps"
 	"math/bits"
 	"slices"
 )
@@ -21,7 +22,7 @@ type nodeState uint8
 const (
 	ghost      nodeState = iota // a block that is not held, but has children that are; or no block at all
 	outOfReach                  // held, some ancestor is not
-	inReach                     // held, like all its ancestors, and in the shared map
+	inReach                     // held, like all its ancestors, and seen by searches
 )
 
 // node is a block. Children of a node are always held; they are linked both
@@ -52,6 +53,12 @@ type slotBlocks struct {
 	used  int      // nodes in the table, ghosts included
 	held  int      // blocks
 	free  uint32   // first unused node
+
+	opaque bool // some hashes may not be those that are computed
+
+	// In trees only:
+	places []*treeNode         // by node, where a block in reach is
+	twins  map[*treeNode]int32 // where the slot has several blocks, how many besides the first
 }
 
 func newSlotBlocks(slot Slot, salt uint64) *slotBlocks {
@@ -73,6 +80,7 @@ func (b *slotBlocks) open() {
 func (b *slotBlocks) reset() {
 	b.nodes, b.table, b.free = nil, nil, none
 	b.used, b.held = 0, 0
+	b.opaque, b.places, b.twins = false, nil, nil
 }
 
 // bucket is where the search for a hash begins. Sequence hashes of roots are
@@ -212,6 +220,27 @@ func (b *slotBlocks) after(at, top uint32) uint32 {
 	return none
 }
 
+// walk visits every block that is not its own ancestor or below one that is,
+// parents first, until f returns false. It reports whether it came to the end.
+func (b *slotBlocks) walk(f func(at uint32) bool) bool {
+	for top := range b.nodes {
+		if top := uint32(top); top == origin || b.nodes[top].state == ghost && b.nodes[top].child != none {
+			for at := b.after(top, top); at != none; at = b.after(at, top) {
+				if !f(at) {
+					return false
+				}
+			}
+		}
+	}
+	return true
+}
+
+// differs reports whether a held block has another local hash or parent than these.
+func (b *slotBlocks) differs(at uint32, local LocalHash, parent SeqHash, hasParent bool) bool {
+	n := &b.nodes[at]
+	return n.local != local || hasParent != (n.parent != origin) || hasParent && b.nodes[n.parent].seq != parent
+}
+
 // deepest follows first children from at to the last.
 func (b *slotBlocks) deepest(at uint32) uint32 {
 	for b.nodes[at].child != none {
@@ -252,5 +281,13 @@ func (b *slotBlocks) shrink() {
 		if at != int(origin) {
 			b.place(uint32(at))
 		}
+	}
+	if b.places != nil {
+		b.places = movePlaces(b.places, moved, len(b.nodes))
+	}
+	if b.twins != nil {
+		left := make(map[*treeNode]int32, len(b.twins))
+		maps.Copy(left, b.twins) // Go's maps do not shrink
+		b.twins = left
 	}
 }

@@ -1,0 +1,12 @@
+package index_test
+
+import (
+	"testing"
+
+	"kvindex/index"
+	"kvindex/index/indextest"
+)
+
+func TestConcurrentRadixTree(t *testing.T) {
+	indextest.Run(t, func() index.Structure { return index.NewConcurrentRadixTree() })
+}
