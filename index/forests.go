@@ -93,7 +93,7 @@ func (f *forests) store(slot Slot, s *Stored) (e Effect) {
 		at := b.find(seq)
 		if at != none && b.nodes[at].state != ghost {
 			e.Duplicate++
-			if opaque && !wrong && b.differs(at, l, prev, i > 0 || s.HasParent) {
+			if b.opaque && !wrong && b.differs(at, l, prev, i > 0 || s.HasParent) {
 				e.Contradiction++
 			}
 			parent, unknown, prev = at, false, seq

@@ -27,3 +27,8 @@ func TestPositionalIndexJumps(t *testing.T) {
 func TestOracle(t *testing.T) {
 	indextest.RunContract(t, func() index.Structure { return indextest.NewOracle() })
 }
+
+// So it does those of opaque hashes.
+func TestOpaqueOracle(t *testing.T) {
+	indextest.RunOpaque(t, true, func() index.Structure { return indextest.NewOpaqueOracle() })
+}

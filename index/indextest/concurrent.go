@@ -38,6 +38,7 @@ type slotWriter struct {
 	trunk, twin []index.LocalHash
 	trunkSeqs   []index.SeqHash
 	twinSeqs    []index.SeqHash
+	mask        index.SeqHash // 0, or what makes hashes opaque
 	fail        func(format string, args ...any)
 	m           index.SlotMatches
 }
@@ -46,18 +47,33 @@ type slotWriter struct {
 func (w *slotWriter) sees(query []index.LocalHash) {
 	w.s.Find(query, index.FindOptions{}, &w.m)
 	got, _ := byDepth(&w.m)
-	if want := w.oracle.Depths(query)[w.slot]; got[w.slot] != want {
+	if want := w.oracle.depth(w.slot, query); got[w.slot] != want {
 		w.fail("slot %d: after its own events it has depth %d, want %d", w.slot, got[w.slot], want)
 	}
 }
 
 func (w *slotWriter) store(locals []index.LocalHash, from, to int) {
 	ev := part(locals, from, to)
+	if w.mask != 0 {
+		if ev.HasParent {
+			ev.Parent ^= w.mask
+		}
+		ev.Hashes = w.seqs(locals)[from:to]
+	}
 	got, err := w.s.Store(w.slot, ev)
 	want, wantErr := w.oracle.Store(w.slot, ev)
 	if got != want || err != wantErr {
 		w.fail("slot %d, store: got %+v, %v, want %+v, %v", w.slot, got, err, want, wantErr)
 	}
+}
+
+// seqs returns the hashes by which the writer names blocks.
+func (w *slotWriter) seqs(locals []index.LocalHash) []index.SeqHash {
+	seqs := index.Chain(nil, locals)
+	for i := range seqs {
+		seqs[i] ^= w.mask
+	}
+	return seqs
 }
 
 func (w *slotWriter) remove(seqs []index.SeqHash) {
@@ -150,7 +166,7 @@ var actors = []actor{
 			for range 20 {
 				w.store(spot, 0, 2)
 				w.sees(spot)
-				w.remove(index.Chain(nil, spot))
+				w.remove(w.seqs(spot))
 				w.sees(spot)
 			}
 		},
@@ -162,7 +178,7 @@ var actors = []actor{
 			for range 20 {
 				w.store(spot, 0, 2)
 				w.sees(spot)
-				w.remove(index.Chain(nil, spot))
+				w.remove(w.seqs(spot))
 				w.sees(spot)
 			}
 		},
@@ -177,12 +193,15 @@ var actors = []actor{
 // structure, checks that every answer was possible, and in the end that the
 // structure holds what the oracle does. Run it with -race.
 func RunConcurrent(t *testing.T, empty func() index.Structure) {
+	runConcurrent(t, empty(), NewOracle(), actors, func(index.Slot) index.SeqHash { return 0 })
+}
+
+func runConcurrent(t *testing.T, s index.Structure, oracle *Oracle, actors []actor, mask func(index.Slot) index.SeqHash) {
 	const (
 		each    = 3 // writers of each kind
 		rounds  = 30
 		readers = 3
 	)
-	s, oracle := empty(), NewOracle()
 	trunk := blocks("trunk", trunkLen)
 	twin := slices.Clone(trunk)
 	twin[fork] = blocks("twin", fork+1)[fork]
@@ -196,8 +215,9 @@ func RunConcurrent(t *testing.T, empty func() index.Structure) {
 	for i := range each * len(actors) {
 		w := &slotWriter{
 			slot: index.Slot(i), s: s, oracle: oracle, rng: rand.New(rand.NewPCG(1, uint64(i))),
-			trunk: trunk, twin: twin, trunkSeqs: index.Chain(nil, trunk), twinSeqs: index.Chain(nil, twin), fail: fail,
+			trunk: trunk, twin: twin, mask: mask(index.Slot(i)), fail: fail,
 		}
+		w.trunkSeqs, w.twinSeqs = w.seqs(trunk), w.seqs(twin)
 		actors[i%len(actors)].start(w)
 		writers = append(writers, w)
 	}

@@ -732,7 +732,10 @@ func dumped(s index.Structure, slot index.Slot, f func(seq index.SeqHash, b inde
 	s.Dump(slot, func(chain index.Stored) bool {
 		for b := range chain.Singles() {
 			seq := index.SeqHash(b.Locals[0])
-			if b.HasParent {
+			switch {
+			case len(b.Hashes) > 0:
+				seq = b.Hashes[0]
+			case b.HasParent:
 				seq = index.Next(b.Parent, b.Locals[0])
 			}
 			f(seq, b)

@@ -21,8 +21,9 @@ import (
 // slot, and everything else computed from scratch at each call. Calls may come
 // from any goroutine.
 type Oracle struct {
-	mu    sync.Mutex
-	slots map[index.Slot]map[index.SeqHash]held
+	opaque bool
+	mu     sync.Mutex
+	slots  map[index.Slot]map[index.SeqHash]held
 }
 
 // held is what a slot knows of a block besides its sequence hash.
@@ -33,14 +34,23 @@ type held struct {
 	position  int32 // true if the block is in reach, else claimed
 }
 
-// NewOracle returns an empty Oracle.
+// NewOracle returns an empty Oracle, which refuses opaque hashes.
 func NewOracle() *Oracle {
 	return &Oracle{slots: make(map[index.Slot]map[index.SeqHash]held)}
 }
 
-// depths returns the number of ancestors of each block that is in reach.
-func depths(set map[index.SeqHash]held) map[index.SeqHash]int32 {
-	children := make(map[index.SeqHash][]index.SeqHash)
+// NewOpaqueOracle returns an empty Oracle, which takes opaque hashes: a query
+// follows, from block to block, all that have its local hashes.
+func NewOpaqueOracle() *Oracle {
+	o := NewOracle()
+	o.opaque = true
+	return o
+}
+
+// depths returns the number of ancestors of each block that is in reach, and the
+// blocks by their parent.
+func depths(set map[index.SeqHash]held) (reach map[index.SeqHash]int32, children map[index.SeqHash][]index.SeqHash) {
+	children = make(map[index.SeqHash][]index.SeqHash)
 	var level []index.SeqHash
 	for seq, b := range set {
 		if b.hasParent {
@@ -49,7 +59,7 @@ func depths(set map[index.SeqHash]held) map[index.SeqHash]int32 {
 			level = append(level, seq)
 		}
 	}
-	reach := make(map[index.SeqHash]int32)
+	reach = make(map[index.SeqHash]int32)
 	for depth := int32(0); len(level) > 0; depth++ {
 		var next []index.SeqHash
 		for _, seq := range level {
@@ -58,7 +68,7 @@ func depths(set map[index.SeqHash]held) map[index.SeqHash]int32 {
 		}
 		level = next
 	}
-	return reach
+	return reach, children
 }
 
 // Store implements index.Structure.
@@ -66,6 +76,9 @@ func (o *Oracle) Store(slot index.Slot, s index.Stored) (index.Effect, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	seqs, err := chain(s)
+	if err == nil && len(s.Hashes) > 0 && !o.opaque {
+		err = index.ErrOpaqueHash
+	}
 	if err != nil {
 		return index.Effect{}, err
 	}
@@ -74,26 +87,19 @@ func (o *Oracle) Store(slot index.Slot, s index.Stored) (index.Effect, error) {
 		set = make(map[index.SeqHash]held)
 		o.slots[slot] = set
 	}
-	before := depths(set)
+	reach, children := depths(set)
 	first, known := int32(0), true
 	if s.HasParent {
-		if first, known = before[s.Parent]; known {
+		if first, known = reach[s.Parent]; known {
 			first++
 		}
 	}
 	var e index.Effect
-	if s.Position >= 0 && known && s.Position != first {
+	wrong := s.Position >= 0 && known && s.Position != first
+	if wrong {
 		e.Contradiction += len(seqs)
 	}
-	old := make(map[index.SeqHash]bool)
-	for seq := range set {
-		old[seq] = true
-	}
 	for i, seq := range seqs {
-		if old[seq] {
-			e.Duplicate++
-			continue
-		}
 		b := held{local: s.Locals[i], hasParent: i > 0 || s.HasParent, parent: s.Parent, position: index.NoPosition}
 		if i > 0 {
 			b.parent = seqs[i-1]
@@ -101,19 +107,41 @@ func (o *Oracle) Store(slot index.Slot, s index.Stored) (index.Effect, error) {
 		if s.Position >= 0 {
 			b.position = s.Position + int32(i)
 		}
+		if is, ok := set[seq]; ok {
+			e.Duplicate++
+			if !wrong && (is.local != b.local || is.hasParent != b.hasParent || b.hasParent && is.parent != b.parent) {
+				e.Contradiction++
+			}
+			continue
+		}
 		if _, ok := set[b.parent]; b.hasParent && !ok {
 			e.Orphan++
 		}
 		set[seq] = b
 		e.Stored++
-	}
-	for seq, depth := range depths(set) {
-		b := set[seq]
-		if old[seq] && b.position >= 0 && b.position != depth {
-			e.Contradiction++
+		depth := int32(0)
+		if b.hasParent {
+			children[b.parent] = append(children[b.parent], seq)
+			above, ok := reach[b.parent]
+			if !ok {
+				continue
+			}
+			depth = above + 1
 		}
-		b.position = depth
-		set[seq] = b
+		// It comes into reach, with all that waited for it.
+		for level := []index.SeqHash{seq}; len(level) > 0; depth++ {
+			var next []index.SeqHash
+			for _, in := range level {
+				b := set[in]
+				if in != seq && b.position >= 0 && b.position != depth {
+					e.Contradiction++
+				}
+				b.position = depth
+				set[in], reach[in] = b, depth
+				next = append(next, children[in]...)
+			}
+			level = next
+		}
 	}
 	return e, nil
 }
@@ -148,9 +176,6 @@ func chain(s index.Stored) ([]index.SeqHash, error) {
 		if i == 0 && s.HasParent && seq == s.Parent || i > 0 && seq == seqs[i-1] {
 			return nil, index.ErrSelfParent
 		}
-	}
-	if opaque {
-		return nil, index.ErrOpaqueHash
 	}
 	return seqs, nil
 }
@@ -194,26 +219,30 @@ func (o *Oracle) Len(slot index.Slot) int {
 	return len(o.slots[slot])
 }
 
-// Dump implements index.Structure.
+// Dump implements index.Structure. Blocks that are each other's ancestors, and what
+// is below them, come last.
 func (o *Oracle) Dump(slot index.Slot, yield func(index.Stored) bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	set := o.slots[slot]
 	done := make(map[index.SeqHash]bool)
+	stuck := false
 	for len(done) < len(set) {
 		before := len(done)
 		for seq, b := range set {
-			if _, parentHeld := set[b.parent]; done[seq] || b.hasParent && parentHeld && !done[b.parent] {
+			if _, parentHeld := set[b.parent]; done[seq] || !stuck && b.hasParent && parentHeld && !done[b.parent] {
 				continue
 			}
 			done[seq] = true
-			if !yield(index.Stored{Parent: b.parent, HasParent: b.hasParent, Position: b.position, Locals: []index.LocalHash{b.local}}) {
+			s := index.Stored{Parent: b.parent, HasParent: b.hasParent, Position: b.position, Locals: []index.LocalHash{b.local}}
+			if o.opaque {
+				s.Hashes = []index.SeqHash{seq}
+			}
+			if !yield(s) {
 				return
 			}
 		}
-		if len(done) == before {
-			panic("BUG: blocks are each other's ancestors")
-		}
+		stuck = len(done) == before
 	}
 }
 
@@ -268,18 +297,57 @@ func (o *Oracle) Depths(query []index.LocalHash) map[index.Slot]int {
 	out := make(map[index.Slot]int)
 	seqs := index.Chain(nil, query)
 	for slot, set := range o.slots {
-		n := 0
-		for n < len(seqs) {
-			if _, ok := set[seqs[n]]; !ok {
-				break
-			}
-			n++
-		}
-		if n > 0 {
+		if n := o.leading(set, query, seqs); n > 0 {
 			out[slot] = n
 		}
 	}
 	return out
+}
+
+// depth returns how many leading blocks of the query one slot holds.
+func (o *Oracle) depth(slot index.Slot, query []index.LocalHash) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.leading(o.slots[slot], query, index.Chain(nil, query))
+}
+
+// leading returns how many leading blocks of the query, which have these sequence
+// hashes, are in a set.
+func (o *Oracle) leading(set map[index.SeqHash]held, query []index.LocalHash, seqs []index.SeqHash) (n int) {
+	if o.opaque {
+		return follow(set, query)
+	}
+	for n < len(seqs) {
+		if _, ok := set[seqs[n]]; !ok {
+			break
+		}
+		n++
+	}
+	return n
+}
+
+// follow returns how many leading blocks of the query can be gone through from a
+// root to a child to its child and so on, by local hashes.
+func follow(set map[index.SeqHash]held, query []index.LocalHash) int {
+	_, children := depths(set)
+	var at []index.SeqHash
+	for seq, b := range set {
+		if !b.hasParent {
+			at = append(at, seq)
+		}
+	}
+	for n, l := range query {
+		at = slices.DeleteFunc(at, func(seq index.SeqHash) bool { return set[seq].local != l })
+		if len(at) == 0 {
+			return n
+		}
+		var next []index.SeqHash
+		for _, seq := range at {
+			next = append(next, children[seq]...)
+		}
+		at = next
+	}
+	return len(query)
 }
 
 // Stats implements index.Structure.
@@ -290,7 +358,8 @@ func (o *Oracle) Stats() index.Stats {
 	distinct := make(map[index.SeqHash]bool)
 	for _, set := range o.slots {
 		st.Blocks += int64(len(set))
-		for seq := range depths(set) {
+		reach, _ := depths(set)
+		for seq := range reach {
 			distinct[seq] = true
 		}
 	}
