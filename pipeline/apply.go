@@ -228,12 +228,18 @@ func missingTo(b *schemas.Batch) int64 {
 	return b.Seq - 1
 }
 
-// errNoOpaque refuses what would be hashed here although its producer has hashes of its own.
-var errNoOpaque = errors.New("stored event without hashes in a record of hasher opaque")
+// What is refused since its hashes are not those of the record's hasher.
+var (
+	errNoOpaque = errors.New("stored event without hashes in a record of hasher opaque")
+	errOpaque   = errors.New("stored event with hashes in a record whose hasher is not opaque")
+)
 
 func (k *rank) store(e *schemas.Event) (index.Effect, error) {
-	if k.model.Hasher == index.Opaque && len(e.Stored.Hashes) == 0 {
+	switch opaque := k.model.Hasher == index.Opaque; {
+	case opaque && len(e.Stored.Hashes) == 0:
 		return index.Effect{}, errNoOpaque
+	case !opaque && len(e.Stored.Hashes) > 0:
+		return index.Effect{}, errOpaque
 	}
 	return k.blocks.Store(e.Tier, e.Stored)
 }
@@ -246,7 +252,7 @@ func (p *partition) event(k *rank, r *kgo.Record, e *schemas.Event, timestamp in
 		effect, err := k.store(e)
 		if err != nil {
 			kind := eventsRejected
-			if errors.Is(err, index.ErrOpaqueHash) {
+			if errors.Is(err, errOpaque) {
 				kind = eventsOpaque
 			}
 			k.incomplete.Store(true)

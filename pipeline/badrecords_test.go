@@ -208,11 +208,11 @@ var badRecords = []struct {
 		e.Stored.HasParent, e.Stored.Parent, e.Stored.Hashes = true, 77, []index.SeqHash{77}
 		return s.worker("-opaque", func(b *schemas.Batch) { b.Model, b.Hasher = []byte("o"), index.Opaque }).send(e)
 	}, counts{eventsRejected: 1}, false},
-	{"opaque hashes", func(s scene) *kgo.Record {
+	{"hashes of another hasher", func(s scene) *kgo.Record {
 		e := stored(nil, 1)
 		e.Stored.Hashes = []index.SeqHash{77}
-		return s.worker("-opaque", func(b *schemas.Batch) { b.Model, b.Hasher = []byte("o"), index.Opaque }).send(e)
-	}, counts{eventsOpaque: 1}, false},
+		return s.p.send(e)
+	}, counts{eventsOpaque: 1}, true},
 	{"opaque hasher without hashes", func(s scene) *kgo.Record {
 		return s.worker("-opaque", func(b *schemas.Batch) { b.Model, b.Hasher = []byte("o"), index.Opaque }).send(stored(nil, 1))
 	}, counts{eventsRejected: 1}, false},

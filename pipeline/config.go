@@ -16,8 +16,8 @@ import (
 	"kvindex/pipeline/query"
 )
 
-// structures are the index structures that answers can come from. All give the
-// same answers.
+// structures are the index structures that answers can come from, where hashes are
+// computed. All give the same answers.
 var structures = map[string]func(*Config) index.Structure{
 	"positional": func(c *Config) index.Structure { return index.NewPositionalIndex(c.JumpSize) },
 	"runs":       func(*Config) index.Structure { return index.NewRunIndex() },
@@ -36,7 +36,7 @@ type Config struct {
 	Models    []ModelConfig // if not empty, records of others are refused
 	MaxModels int           // distinct (model, block size, hasher), so that bad records cannot make any number of indexes
 	JumpSize  int           // blocks the positional index jumps in a search
-	Structure string        // of the indexes: "positional" or "runs"
+	Structure string        // of the indexes whose hashes are computed: "positional" or "runs"
 
 	SnapshotMaxAge time.Duration // after this a changed worker-rank is written again, an unchanged one gets its manifest refreshed
 	SnapshotBudget int64         // bytes of snapshots a second, all partitions together; 0: no limit
@@ -161,7 +161,14 @@ func (c *Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-func (c *Config) structure() index.Structure { return structures[c.Structure](c) }
+// structure makes the structure of an index of that hasher. Opaque hashes need a
+// tree: the others find a query's blocks by hashes that they compute.
+func (c *Config) structure(h index.Hasher) index.Structure {
+	if h == index.Opaque {
+		return index.NewConcurrentRadixTree()
+	}
+	return structures[c.Structure](c)
+}
 
 // kafka returns the options of a client of this stage.
 func (c *Config) kafka(role string, more ...kgo.Opt) []kgo.Opt {

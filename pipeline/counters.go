@@ -69,7 +69,7 @@ var counterNames = [numCounters]struct{ name, help string }{
 	epochs:                {"epochs_total", "New epochs, each from an empty cache."},
 	eventsApplied:         {"events_applied_total", "Cache events applied."},
 	eventsRejected:        {"events_rejected_total", "Cache events that break the contract (own parent, null hash, no blocks), rejected."},
-	eventsOpaque:          {"events_opaque_total", "Stored events with opaque hashes, which this index cannot answer exactly, rejected."},
+	eventsOpaque:          {"events_opaque_total", "Stored events with hashes in records whose hasher is not opaque, rejected."},
 	blocksStored:          {"blocks_stored_total", "Blocks newly held."},
 	blocksDuplicate:       {"blocks_duplicate_total", "Blocks stored that were held already."},
 	blocksOrphan:          {"blocks_orphan_total", "Blocks stored whose parent was not held."},

@@ -23,6 +23,8 @@ type fleet struct {
 	rng *rand.Rand
 	cl  *kgo.Client
 	all []*producer
+
+	opaque bool // hashes are the workers' own
 }
 
 // fleet makes n workers of that name, every third of two ranks.
@@ -67,7 +69,11 @@ func (f *fleet) work(n int) {
 	var failed error
 	for range n {
 		p := f.all[f.rng.IntN(len(f.all))]
-		rec := &kgo.Record{Partition: p.partition, Key: p.batch.Worker, Value: p.encode(f.events()...)}
+		events := f.events()
+		if f.opaque {
+			f.disguise(events)
+		}
+		rec := &kgo.Record{Partition: p.partition, Key: p.batch.Worker, Value: p.encode(events...)}
 		f.cl.Produce(ctx, rec, func(_ *kgo.Record, err error) {
 			if err != nil {
 				mu.Lock()

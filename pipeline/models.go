@@ -25,7 +25,7 @@ type modelKey struct {
 type models struct {
 	allowed []ModelConfig // empty: any
 	limit   int
-	make    func() index.Structure
+	make    func(index.Hasher) index.Structure
 
 	mu     sync.Mutex                                // held while adding
 	byName atomic.Pointer[map[string][]*query.Model] // replaced whole
@@ -90,7 +90,7 @@ func (m *models) add(k modelKey) (*query.Model, error) {
 	if err := m.room(k); err != nil {
 		return nil, err
 	}
-	x := &query.Model{Name: k.name, BlockSize: int(k.blockSize), Hasher: k.hasher, Index: index.New(m.make())}
+	x := &query.Model{Name: k.name, BlockSize: int(k.blockSize), Hasher: k.hasher, Index: index.New(m.make(k.hasher))}
 	next := maps.Clone(*m.byName.Load())
 	next[k.name] = append(slices.Clip(next[k.name]), x)
 	m.byName.Store(&next)

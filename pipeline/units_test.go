@@ -161,6 +161,19 @@ func TestModels(t *testing.T) {
 			}
 		}
 	})
+	t.Run("opaque hashes have a tree, others what is configured", func(t *testing.T) {
+		m := start(9)
+		for _, h := range []index.Hasher{index.Flash, index.Dynamo, index.Opaque} {
+			x, err := m.get(modelKey{"m", 16, h})
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = x.Index.AddWorker("w", 0, nil).Store(index.Device, index.Stored{Locals: locals(1, 1), Hashes: []index.SeqHash{7}})
+			if refused := errors.Is(err, index.ErrOpaqueHash); refused != (h != index.Opaque) {
+				t.Errorf("hasher %s: storing an opaque hash gave %v", h, err)
+			}
+		}
+	})
 	t.Run("to allow is not to make", func(t *testing.T) {
 		m := start(9)
 		if err := m.allow(flash); err != nil || len(m.all()) != 0 {

@@ -47,7 +47,11 @@ func newFake() *fakeSource {
 }
 
 func (f *fakeSource) addModel(name string, blockSize int, h index.Hasher) *index.Index {
-	x := index.New(index.NewPositionalIndex(0))
+	var s index.Structure = index.NewPositionalIndex(0)
+	if h == index.Opaque {
+		s = index.NewConcurrentRadixTree()
+	}
+	x := index.New(s)
 	f.models = append(f.models, Model{Name: name, BlockSize: blockSize, Hasher: h, Index: x})
 	return x
 }

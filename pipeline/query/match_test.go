@@ -70,7 +70,13 @@ func fleet(t testing.TB) *fakeSource {
 	}
 	f.addModel("two", 4, index.Flash)
 	f.addModel("two", 8, index.Flash)
-	f.addModel("opaque", 4, index.Opaque)
+	opaque := f.addModel("opaque", 4, index.Opaque).AddWorker("opaque", 0, nil)
+	if _, err := opaque.Store(index.Device, index.Stored{Locals: locals[:2], Hashes: []index.SeqHash{8, 9}}); err != nil {
+		t.Fatal(err)
+	}
+	f.mu.Lock()
+	f.states[opaque] = WorkerState{}
+	f.mu.Unlock()
 	return f
 }
 
@@ -98,7 +104,8 @@ func TestMatch(t *testing.T) {
 		{"the filter works before top_k", &pb.MatchRequest{Model: "m", Tokens: prompt, TopK: 1, Workers: []string{"lossy"}}, "lossy/0:1!"},
 		{"a silent one is not answered even if asked for", &pb.MatchRequest{Model: "m", Tokens: prompt, Workers: []string{"silent"}}, ""},
 		{"of two block sizes the one said", &pb.MatchRequest{Model: "two", BlockSize: 8, Tokens: prompt}, ""},
-		{"opaque by local hashes", &pb.MatchRequest{Model: "opaque", LocalHashes: []uint64{1}}, ""},
+		{"opaque by local hashes", &pb.MatchRequest{Model: "opaque", LocalHashes: hashes(locals)}, "opaque/0:2"},
+		{"opaque by tokens", &pb.MatchRequest{Model: "opaque", Tokens: prompt}, "opaque/0:2"},
 	}
 	for _, a := range askers(t, s) {
 		for _, c := range cases {
@@ -203,7 +210,6 @@ func TestRefusals(t *testing.T) {
 		{"unknown model", &pb.MatchRequest{Model: "x", Tokens: prompt}, codes.NotFound, `"x"`},
 		{"unknown block size", &pb.MatchRequest{Model: "m", BlockSize: 16, Tokens: prompt}, codes.NotFound, `"m"`},
 		{"ambiguous model", &pb.MatchRequest{Model: "two", Tokens: prompt}, codes.FailedPrecondition, "block size 4 with hasher flash, block size 8 with hasher flash: give block_size"},
-		{"opaque by tokens", &pb.MatchRequest{Model: "opaque", Tokens: prompt}, codes.InvalidArgument, "opaque"},
 		{"too many tokens", &pb.MatchRequest{Model: "m", Tokens: make([]uint32, 41)}, codes.InvalidArgument, "41 tokens are above the limit of 40"},
 		{"too many blocks of tokens", &pb.MatchRequest{Model: "m", Tokens: make([]uint32, 36)}, codes.InvalidArgument, "9 blocks are above the limit of 8"},
 		{"too many hashes", &pb.MatchRequest{Model: "m", LocalHashes: make([]uint64, 9)}, codes.InvalidArgument, "9 blocks are above the limit of 8"},

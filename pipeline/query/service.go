@@ -131,9 +131,6 @@ func (m *matcher) hash(req *pb.MatchRequest, model Model) error {
 		}
 		return nil
 	}
-	if model.Hasher == index.Opaque {
-		return invalid("model %s has opaque hashes, which cannot be made from tokens: give local_hashes", model.Name)
-	}
 	if err := m.multimodal(req); err != nil {
 		return err
 	}

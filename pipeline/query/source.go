@@ -53,8 +53,14 @@ func (m Model) String() string {
 	return fmt.Sprintf("block size %d with hasher %s", m.BlockSize, m.Hasher)
 }
 
+// hasher makes local hashes from tokens. Opaque is about sequence hashes alone: those
+// producers make local hashes as Flash does.
 func (m Model) hasher() index.BlockHasher {
-	return index.BlockHasher{BlockSize: m.BlockSize, Scheme: m.Hasher, Eagle: m.Eagle}
+	scheme := m.Hasher
+	if scheme == index.Opaque {
+		scheme = index.Flash
+	}
+	return index.BlockHasher{BlockSize: m.BlockSize, Scheme: scheme, Eagle: m.Eagle}
 }
 
 // Readiness is whether queries can be answered whole.

@@ -22,13 +22,13 @@ type WorkerRank struct {
 type Oracle struct {
 	grace      int64 // milliseconds
 	partitions map[int32]*partition
-	claims     map[string][]*claim // by worker
-	blocks     map[index.SeqHash]block
+	claims     map[string][]*claim     // by worker
+	blocks     map[index.SeqHash]block // of hashes that are computed, whoever stored them
 	counts     map[string]int
 	resolved   *resolution // nil: to be made again
 }
 
-// block is how a sequence hash came about, whoever stored it.
+// block is how a sequence hash came about.
 type block struct {
 	parent    index.SeqHash
 	hasParent bool
@@ -52,6 +52,7 @@ type rank struct {
 	retiredAt  int64
 	heard      int64
 	tiers      [index.Tiers]map[index.SeqHash]struct{}
+	own        [index.Tiers]map[index.SeqHash]block // of tiers' opaque hashes, as they were first stored
 }
 
 // identity is what must not change within an epoch.
@@ -169,8 +170,13 @@ func (r *rank) begin(epoch int64, id identity, timestamp int64) {
 
 func (r *rank) clear() {
 	for t := range r.tiers {
-		r.tiers[t] = make(map[index.SeqHash]struct{})
+		r.clearTier(index.Tier(t))
 	}
+}
+
+func (r *rank) clearTier(t index.Tier) {
+	r.tiers[t] = make(map[index.SeqHash]struct{})
+	r.own[t] = make(map[index.SeqHash]block)
 }
 
 func (r *rank) retire(at int64) {
@@ -266,11 +272,13 @@ func (o *Oracle) event(p *partition, r *rank, name string, m map[string]any, tim
 		}
 	case "kvindex.Removed":
 		for _, h := range m["hashes"].([]any) {
-			delete(r.tiers[tier(m["tier"])], index.SeqHash(hash(h)))
+			t := tier(m["tier"])
+			delete(r.tiers[t], index.SeqHash(hash(h)))
+			delete(r.own[t], index.SeqHash(hash(h)))
 		}
 	case "kvindex.Cleared":
 		if one, ok := m["tier"].(map[string]any); ok {
-			clear(r.tiers[tier(one["kvindex.Tier"])])
+			r.clearTier(tier(one["kvindex.Tier"]))
 			return
 		}
 		r.clear()
@@ -289,8 +297,9 @@ func (o *Oracle) event(p *partition, r *rank, name string, m map[string]any, tim
 
 // store reports whether the index takes the chain, and if so adds it.
 func (o *Oracle) store(r *rank, m map[string]any) bool {
-	locals, opaque := m["locals"].([]any), m["hashes"].([]any)
-	if len(locals) == 0 || len(opaque) > 0 || r.hasher == index.Opaque.String() {
+	locals, hashes := m["locals"].([]any), m["hashes"].([]any)
+	opaque := r.hasher == index.Opaque.String()
+	if len(locals) == 0 || opaque && len(hashes) != len(locals) || !opaque && len(hashes) > 0 {
 		return false
 	}
 	if u, ok := m["position"].(map[string]any); ok {
@@ -308,22 +317,33 @@ func (o *Oracle) store(r *rank, m map[string]any) bool {
 		}
 	}
 	chain := make(map[index.SeqHash]block, len(locals))
-	for _, l := range locals {
+	for i, l := range locals {
 		local := index.LocalHash(hash(l))
 		seq := index.SeqHash(local)
-		if hasPrev {
+		switch {
+		case opaque:
+			seq = index.SeqHash(hash(hashes[i]))
+		case hasPrev:
 			seq = index.Next(prev, local)
 		}
 		if seq == 0 || hasPrev && seq == prev {
 			return false
 		}
-		chain[seq] = block{prev, hasPrev, local}
+		if _, again := chain[seq]; !again {
+			chain[seq] = block{prev, hasPrev, local}
+		}
 		prev, hasPrev = seq, true
 	}
-	held := r.tiers[tier(m["tier"])]
+	t := tier(m["tier"])
 	for seq, b := range chain {
-		held[seq] = struct{}{}
-		o.blocks[seq] = b
+		_, held := r.tiers[t][seq]
+		switch {
+		case !opaque:
+			o.blocks[seq] = b
+		case !held:
+			r.own[t][seq] = b
+		}
+		r.tiers[t][seq] = struct{}{}
 	}
 	return true
 }

@@ -87,6 +87,21 @@ func removed(i ...int) schemas.Event {
 	return e
 }
 
+// opaque stores the prompt's blocks, from the first or those behind the block of that
+// number, by these hashes. The hash of a block of number n is n, or 10 + n.
+func opaque(parent index.SeqHash, hashes ...index.SeqHash) schemas.Event {
+	s := index.Stored{HasParent: parent != 0, Parent: parent, Position: index.NoPosition, Hashes: hashes}
+	for _, h := range hashes {
+		s.Locals = append(s.Locals, prompt[(h-1)%10])
+	}
+	return stored(s)
+}
+
+// without removes blocks by their hashes.
+func without(hashes ...index.SeqHash) schemas.Event {
+	return schemas.Event{Kind: schemas.KindRemoved, Removed: hashes}
+}
+
 func on(t index.Tier, e schemas.Event) schemas.Event { e.Tier = t; return e }
 
 var (
@@ -162,8 +177,19 @@ func TestRecords(t *testing.T) {
 		{"null parent", []step{{events: events(stored(index.Stored{HasParent: true, Locals: prompt}), root(4))}}, want{depth: 4, incomplete: true, count: "rejected"}},
 		{"position below any", []step{{events: events(stored(index.Stored{Position: -2, Locals: prompt}), root(1))}}, want{depth: 1, incomplete: true, count: "rejected"}},
 		{"position beyond 32 bits", []step{{events: events(stored(index.Stored{Position: 1<<31 - 2, Locals: prompt}), root(1))}}, want{depth: 1, incomplete: true, count: "rejected"}},
-		{"opaque hashes", []step{{events: events(stored(index.Stored{Locals: prompt[:1], Hashes: seqs[:1]}))}}, want{incomplete: true, count: "rejected"}},
-		{"opaque hasher", []step{{hasher: index.Opaque, events: events(root(1))}}, want{incomplete: true, count: "rejected"}},
+		{"opaque", []step{{hasher: index.Opaque, events: events(opaque(0, 1, 2), opaque(2, 3, 4))}}, want{depth: 4}},
+		{"an opaque orphan comes into reach", []step{{hasher: index.Opaque, events: events(opaque(2, 3, 4), opaque(0, 1, 2))}}, want{depth: 4}},
+		{"an opaque hole", []step{{hasher: index.Opaque, events: events(opaque(0, 1, 2, 3), without(2))}}, want{depth: 1}},
+		{"opaque hashes that go round", []step{{hasher: index.Opaque, events: events(opaque(0, 1), opaque(3, 2, 3))}}, want{depth: 1}},
+		{"an opaque hash stays where it was stored first", []step{{hasher: index.Opaque, events: events(opaque(0, 1, 2), opaque(4, 3, 2), opaque(2, 3))}}, want{depth: 2}},
+		{"and comes elsewhere after its removal", []step{{hasher: index.Opaque, events: events(opaque(0, 1), opaque(4, 2), without(2), opaque(1, 2))}}, want{depth: 2}},
+		{"two opaque hashes of one block", []step{{hasher: index.Opaque, events: events(opaque(0, 1, 2), opaque(0, 11, 12, 13), without(1))}}, want{depth: 3}},
+		{"an opaque chain has to hang together", []step{{hasher: index.Opaque, events: events(opaque(0, 1, 2, 3), opaque(0, 11, 12), without(1))}}, want{depth: 2}},
+		{"opaque hashes, cleared", []step{{hasher: index.Opaque, events: events(opaque(0, 1, 2), cleared, opaque(1, 2))}}, want{}},
+		{"too few opaque hashes", []step{{hasher: index.Opaque, events: events(stored(index.Stored{Locals: prompt, Hashes: seqs[:1]}))}}, want{incomplete: true, count: "rejected"}},
+		{"an opaque block is its own parent", []step{{hasher: index.Opaque, events: events(opaque(3, 3))}}, want{incomplete: true, count: "rejected"}},
+		{"hashes of another hasher", []step{{events: events(stored(index.Stored{Locals: prompt[:1], Hashes: seqs[:1]}))}}, want{incomplete: true, count: "rejected"}},
+		{"opaque hasher without hashes", []step{{hasher: index.Opaque, events: events(root(1))}}, want{incomplete: true, count: "rejected"}},
 
 		{"not yet silent", []step{{events: events(root(4))}, {worker: "v", at: grace - 1, events: events(cleared)}}, want{depth: 4}},
 		{"silent for the grace", []step{{events: events(root(4))}, {worker: "v", at: grace, events: events(cleared)}}, want{count: "silent"}},

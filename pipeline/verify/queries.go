@@ -30,7 +30,8 @@ func (o *Oracle) leaves() []leaf {
 			held := r.tiers[index.Device]
 			parents := make(map[index.SeqHash]struct{}, len(held))
 			for seq := range held {
-				parents[o.blocks[seq].parent] = struct{}{}
+				b, _ := o.block(r.rank, seq)
+				parents[b.parent] = struct{}{}
 			}
 			var own []index.SeqHash
 			for seq := range held {
@@ -47,14 +48,23 @@ func (o *Oracle) leaves() []leaf {
 	return res.leaves
 }
 
-// chain returns the locals from the root to the block, across blocks that are
-// held no more; nil if an ancestor was never stored.
-func (o *Oracle) chain(seq index.SeqHash) []index.LocalHash {
+// block returns how a block of the rank's device tier, or an ancestor of one, came
+// about. Of opaque hashes it knows those that are held.
+func (o *Oracle) block(r *rank, seq index.SeqHash) (b block, known bool) {
+	if b, known = r.own[index.Device][seq]; !known && r.hasher != index.Opaque.String() {
+		b, known = o.blocks[seq]
+	}
+	return b, known
+}
+
+// chain returns the locals from the root to the leaf, across blocks that are held no
+// more; nil if an ancestor was never stored, or an opaque one is not held.
+func (o *Oracle) chain(l leaf) []index.LocalHash {
 	var locals []index.LocalHash
-	for {
-		b, known := o.blocks[seq]
-		if !known {
-			return nil
+	for seq, seen := l.seq, 0; ; seen++ {
+		b, known := o.block(l.rank, seq)
+		if !known || seen > len(l.tiers[index.Device]) && l.hasher == index.Opaque.String() {
+			return nil // the latter are each other's ancestors
 		}
 		locals = append(locals, b.local)
 		if !b.hasParent {
@@ -72,7 +82,7 @@ func (o *Oracle) chain(seq index.SeqHash) []index.LocalHash {
 func (o *Oracle) Chains() iter.Seq2[WorkerRank, Query] {
 	return func(yield func(WorkerRank, Query) bool) {
 		for _, l := range o.leaves() {
-			if locals := o.chain(l.seq); locals != nil && !yield(l.WorkerRank, Query{l.model, l.blockSize, locals}) {
+			if locals := o.chain(l); locals != nil && !yield(l.WorkerRank, Query{l.model, l.blockSize, locals}) {
 				return
 			}
 		}
@@ -87,7 +97,7 @@ func (o *Oracle) Queries(rng *rand.Rand, n int) []Query {
 	var queries []Query
 	for tries := 2 * n; tries > 0 && len(queries) < n && len(leaves) > 0; tries-- {
 		l := leaves[rng.IntN(len(leaves))]
-		locals := o.chain(l.seq)
+		locals := o.chain(l)
 		if locals == nil {
 			continue
 		}

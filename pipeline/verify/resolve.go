@@ -124,6 +124,12 @@ func (o *Oracle) Depths(model string, blockSize int32, locals []index.LocalHash)
 		if r.model != model || r.blockSize != blockSize {
 			continue
 		}
+		if r.hasher == index.Opaque.String() {
+			if n := follow(r.own[index.Device], locals); n > 0 {
+				depths[r.WorkerRank] = n
+			}
+			continue
+		}
 		var seq index.SeqHash
 		for i, l := range locals {
 			if i == 0 {
@@ -138,4 +144,24 @@ func (o *Oracle) Depths(model string, blockSize int32, locals []index.LocalHash)
 		}
 	}
 	return depths
+}
+
+// follow returns how many leading blocks of the query can be gone through from a
+// first block to one whose parent it is, and so on, by local hashes.
+func follow(held map[index.SeqHash]block, query []index.LocalHash) int {
+	at := map[index.SeqHash]struct{}{}
+	for n, local := range query {
+		next := make(map[index.SeqHash]struct{})
+		for seq, b := range held {
+			_, below := at[b.parent]
+			if b.local == local && b.hasParent == (n > 0) && (n == 0 || below) {
+				next[seq] = struct{}{}
+			}
+		}
+		if len(next) == 0 {
+			return n
+		}
+		at = next
+	}
+	return len(query)
 }
