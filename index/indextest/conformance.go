@@ -16,12 +16,17 @@ import (
 // Run puts a kind of structure through the whole conformance suite. Each call of
 // empty returns a new one.
 func Run(t *testing.T, empty func() index.Structure) {
-	t.Run("Contract", func(t *testing.T) { RunContract(t, empty) })
-	t.Run("Random", func(t *testing.T) { RunRandom(t, empty) })
-	t.Run("RandomIndex", func(t *testing.T) { RunRandomIndex(t, empty) })
+	RunAlone(t, empty)
 	t.Run("Concurrent", func(t *testing.T) { RunConcurrent(t, empty) })
 	t.Run("Growth", func(t *testing.T) { RunGrowth(t, empty) })
 	t.Run("Restore", func(t *testing.T) { RunRestore(t, empty) })
+}
+
+// RunAlone does Run's checks of structures that are for one goroutine.
+func RunAlone(t *testing.T, empty func() index.Structure) {
+	t.Run("Contract", func(t *testing.T) { RunContract(t, empty) })
+	t.Run("Random", func(t *testing.T) { RunRandom(t, empty) })
+	t.Run("RandomIndex", func(t *testing.T) { RunRandomIndex(t, empty) })
 	t.Run("Churn", func(t *testing.T) { RunChurn(t, empty) })
 }
 

@@ -1,5 +1,5 @@
-// This file is the tree that RadixTree and ConcurrentRadixTree have in common: its
-// nodes, and how slots enter and leave them.
+// This file is the tree that RadixTree and ConcurrentRadixTree are: its nodes, and
+// how slots enter and leave them.
 
 package index
 
@@ -8,10 +8,37 @@ import (
 	"sync/atomic"
 )
 
-// tree is most of a RadixTree and of a ConcurrentRadixTree.
+// tree is all of a ConcurrentRadixTree and most of a RadixTree. A path from its root
+// is a prompt, by local hashes, and a node on it says which slots hold the prompt's
+// blocks up to there:
+//
+//	root ── A {0,1,2} ── B {0,1} ── C {0}
+//	                └─── D {2}
+//
+// Here slot 0 holds A B C, slot 1 A B, slot 2 A D. What a slot holds out of reach is
+// not in the tree, but parked in the slot's own forest, under its parent's hash, and
+// enters the tree when the parent does; when a block leaves, all below it are parked
+// again. So a node's slots are some of its parent's, and whoever sees a slot at a
+// node knows that it holds the whole path.
+//
+// Sequence hashes matter only within a slot: its forest finds a block by hash, and
+// knows the node of each that is in reach. That is why they may be opaque. Two hashes
+// of a slot may have the same path; the slot then leaves the node with the last.
+//
+// Writers go down by one node at a time, hold its lock while they add themselves, and
+// two locks, parent's and child's, where a child is new. Searches lock nodes with
+// several children alone, for reading, and no node for more than a step.
 type tree struct {
 	forests
 	root treeNode // above all first blocks; nobody holds it
+}
+
+// Store implements Structure. It takes opaque hashes, and computed ones beside them.
+func (t *tree) Store(slot Slot, s Stored) (Effect, error) {
+	if err := s.check(); err != nil {
+		return Effect{}, err
+	}
+	return t.store(slot, &s), nil
 }
 
 // treeNode stands for a path of local hashes from a first block on, whoever holds
@@ -181,6 +208,10 @@ func (t *tree) leave(b *slotBlocks, at uint32) (gone bool) {
 	}
 	n.holders.Store(nil)
 	n.mu.Unlock()
+	if n.uses != nil {
+		n.uses.node = nil // so that they do not keep it
+		n.uses = nil
+	}
 	t.parent(b, at).unlink(n)
 	return true
 }
@@ -205,6 +236,3 @@ func movePlaces(places []*treeNode, moved []uint32, n int) []*treeNode {
 	}
 	return out
 }
-
-// uses is what a RadixTree knows of a node's recent use.
-type uses struct{}
