@@ -22,6 +22,7 @@ var structures = []struct {
 }{
 	{"positional", func() index.Structure { return index.NewPositionalIndex(0) }},
 	{"runs", func() index.Structure { return index.NewRunIndex() }},
+	{"concurrent-radix", func() index.Structure { return index.NewConcurrentRadixTree() }},
 }
 
 // perStructure runs a benchmark for each structure.

@@ -365,6 +365,8 @@ func TestEventAllocations(t *testing.T) {
 	newBlocks := map[string]float64{
 		"positional": 2*32 + 4, // an entry and a node of the map each, now and then an array
 		"runs":       8,        // a run, its name, its buffer, now and then arrays
+
+		"concurrent-radix": 32 + 4, // a node each, now and then an array
 	}
 	for _, s := range structures {
 		t.Run(s.name, func(t *testing.T) {
@@ -413,7 +415,7 @@ func TestEventAllocations(t *testing.T) {
 
 // A (worker, block) pair that is shared with nobody takes no more than this.
 func TestBytesPerBlock(t *testing.T) {
-	most := map[string]float64{"positional": 280, "runs": 30}
+	most := map[string]float64{"positional": 280, "runs": 30, "concurrent-radix": 180}
 	for _, s := range structures {
 		t.Run(s.name, func(t *testing.T) {
 			const workers, chains, length = 8, 100, 128
