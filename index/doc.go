@@ -8,8 +8,9 @@
 // sequence hashes, of which each names a whole prefix. An Index knows workers:
 // it gives each worker-rank a slot for every tier that it uses, and turns the
 // answers of a Structure, which knows slots alone, into answers about workers.
-// RunIndex, the fast one, and PositionalIndex are such Structures; package indextest
-// says what one must do and checks it.
+// Such Structures are RunIndex, the fast one, PositionalIndex, ConcurrentRadixTree,
+// which takes opaque hashes, and RadixTree, which counts recent queries; package
+// indextest says what one must do and checks it.
 //
 //	x := index.New(index.NewRunIndex())
 //	w := x.AddWorker("worker-7", 0, nil)
@@ -32,6 +33,12 @@
 //     held. Its claimed position is tested then, never trusted.
 //   - A block with the right local hash and another prefix is never credited: a
 //     search compares sequence hashes, and sets of slots as sets.
+//   - An opaque hash is an engine's own and cannot be computed from local hashes. A
+//     slot's depth is then the largest n such that n of its blocks follow each other,
+//     the first without a parent, each of the others with the one before as its parent,
+//     and their local hashes are the query's first n. Trees answer so; the others
+//     refuse such blocks. A hash that is held already is a duplicate, whatever parent
+//     and local hash it comes with.
 //   - Answers are about the device tier. Other tiers are counted, and dumped.
 //   - A slot is handed out again only after it was cleared, and a Find that saw
 //     slots change hands starts over: nobody is credited with what another held.
@@ -47,7 +54,9 @@
 // Find and Stats may be called by any goroutine at any moment, take no lock that a
 // writer holds during an event, and never wait for one. (With a filter by name, or
 // after losing to reused slots three times, Find takes the lock under which
-// workers are added and retired.) A Worker is written by one goroutine at a time;
+// workers are added and retired. In a tree, it takes locks of nodes with several
+// children, for reading, that a writer holds while it puts one child in or out, or,
+// once most of many are gone, copies the others.) A Worker is written by one goroutine at a time;
 // different workers go on at once and wait for each other only for the moment in
 // which they touch the same block, or while the shared map grows. A reader may see
 // half of an event, and each block that it counts for a worker was held by it at
@@ -55,8 +64,9 @@
 //
 // Locks, in the order in which they are taken: Index.mu, then those of the
 // Structure; in a PositionalIndex a bucket of heads, then a head, then a bucket of
-// more; in a RunIndex a run, then regions of the table. RunIndex's own comment has
-// its layout and why it is right.
+// more; in a RunIndex a run, then regions of the table; in a tree a node, then its
+// child, and of either its further children last. RunIndex's own comment has its layout
+// and why it is right; a tree's is in radix.go.
 //
 // # Costs of PositionalIndex
 //

@@ -358,10 +358,11 @@ func TestFindAllocatesNothing(t *testing.T) {
 
 // What changes nothing allocates nothing, nor does in a RunIndex what comes and
 // goes in runs that are there. A block that is new to a PositionalIndex costs its
-// entry and its place in the map, and another holder of a block a share of a list.
+// entry and its place in the map, one that is new to a tree a node, and another holder
+// of a block a share of a list.
 // Blocks new to a RunIndex cost a run.
 func TestEventAllocations(t *testing.T) {
-	sharedBlocks := map[string]float64{"positional": 2 * 32 * 2, "runs": 0}
+	sharedBlocks := map[string]float64{"positional": 2 * 32 * 2, "runs": 0, "concurrent-radix": 2 * 32 * 2}
 	newBlocks := map[string]float64{
 		"positional": 2*32 + 4, // an entry and a node of the map each, now and then an array
 		"runs":       8,        // a run, its name, its buffer, now and then arrays

@@ -27,7 +27,7 @@ type Effect struct {
 	Stored        int // blocks newly held
 	Duplicate     int // blocks stored that were held already
 	Orphan        int // blocks newly held whose parent is not; the first of an event at most
-	Contradiction int // blocks whose claimed position was found wrong: all of an event whose parent is in reach or null, and blocks held from before that the event brought into reach
+	Contradiction int // blocks whose claimed position was found wrong: all of an event whose parent is in reach or null, and blocks held from before that the event brought into reach; else blocks held already whose opaque hash came with another parent or local hash
 	Removed       int // blocks no longer held
 	Unknown       int // hashes to remove that were not held
 }
