@@ -47,12 +47,12 @@ type slotBlocks struct {
 	salt uint64
 	self holders // the set of this slot alone, shared by all entries that only it holds
 
-	nodes []node   // nil while nothing was stored
-	table []uint32 // indexes of nodes by sequence hash, linear probing, a power of two long
-	shift int      // from a 64-bit hash to an index of table
-	used  int      // nodes in the table, ghosts included
-	held  int      // blocks
-	free  uint32   // first unused node
+	nodes []node       // nil while nothing was stored
+	table []tableEntry // nodes by sequence hash, linear probing, a power of two long
+	shift int          // from a tag to an index of table
+	used  int          // nodes in the table, ghosts included
+	held  int          // blocks
+	free  uint32       // first unused node
 
 	opaque bool // some hashes may not be those that are computed
 
@@ -83,22 +83,33 @@ func (b *slotBlocks) reset() {
 	b.opaque, b.places, b.twins = false, nil, nil
 }
 
-// bucket is where the search for a hash begins. Sequence hashes of roots are
-// whatever a producer says, so they are mixed with a number it does not know.
-func (b *slotBlocks) bucket(h SeqHash) int {
-	hi, lo := bits.Mul64(uint64(h)^b.salt, 0x9e3779b97f4a7c15)
-	return int((hi ^ lo) >> b.shift)
+// tableEntry is a node's index, with so much of its hash that most searches look at
+// one node only, and moves in the table at none. 0 is an empty place.
+type tableEntry struct {
+	tag uint32
+	at  uint32
 }
+
+// tag mixes a hash. Sequence hashes of roots are whatever a producer says, so they
+// are mixed with a number it does not know.
+func (b *slotBlocks) tag(h SeqHash) uint32 {
+	hi, lo := bits.Mul64(uint64(h)^b.salt, 0x9e3779b97f4a7c15)
+	return uint32((hi ^ lo) >> 32)
+}
+
+// bucket is where the search for a tag begins.
+func (b *slotBlocks) bucket(tag uint32) int { return int(tag >> b.shift) }
 
 // find returns the node with that hash, or none.
 func (b *slotBlocks) find(h SeqHash) uint32 {
 	if len(b.table) == 0 {
 		return none
 	}
-	for i := b.bucket(h); ; i = (i + 1) & (len(b.table) - 1) {
-		at := b.table[i]
-		if at == none || b.nodes[at].seq == h {
-			return at
+	tag := b.tag(h)
+	for i := b.bucket(tag); ; i = (i + 1) & (len(b.table) - 1) {
+		e := b.table[i]
+		if e.at == none || e.tag == tag && b.nodes[e.at].seq == h {
+			return e.at
 		}
 	}
 }
@@ -121,27 +132,27 @@ func (b *slotBlocks) add(h SeqHash) uint32 {
 		b.nodes = append(b.nodes, node{seq: h, pos: NoPosition})
 	}
 	b.used++
-	b.place(at)
+	b.place(tableEntry{b.tag(h), at})
 	return at
 }
 
 // place puts a node into the table.
-func (b *slotBlocks) place(at uint32) {
-	i := b.bucket(b.nodes[at].seq)
-	for b.table[i] != none {
+func (b *slotBlocks) place(e tableEntry) {
+	i := b.bucket(e.tag)
+	for b.table[i].at != none {
 		i = (i + 1) & (len(b.table) - 1)
 	}
-	b.table[i] = at
+	b.table[i] = e
 }
 
 // resizeTable makes the table that long and fills it again.
 func (b *slotBlocks) resizeTable(size int) {
 	old := b.table
-	b.table = make([]uint32, size)
-	b.shift = 64 - bits.TrailingZeros(uint(size))
-	for _, at := range old {
-		if at != none {
-			b.place(at)
+	b.table = make([]tableEntry, size)
+	b.shift = 32 - bits.TrailingZeros(uint(size))
+	for _, e := range old {
+		if e.at != none {
+			b.place(e)
 		}
 	}
 }
@@ -149,18 +160,18 @@ func (b *slotBlocks) resizeTable(size int) {
 // forget takes a ghost without children out.
 func (b *slotBlocks) forget(at uint32) {
 	mask := len(b.table) - 1
-	i := b.bucket(b.nodes[at].seq)
-	for b.table[i] != at {
+	i := b.bucket(b.tag(b.nodes[at].seq))
+	for b.table[i].at != at {
 		i = (i + 1) & mask
 	}
 	// Move up what would not be found past the gap.
-	for j := (i + 1) & mask; b.table[j] != none; j = (j + 1) & mask {
-		if home := b.bucket(b.nodes[b.table[j]].seq); (j-home)&mask >= (j-i)&mask {
+	for j := (i + 1) & mask; b.table[j].at != none; j = (j + 1) & mask {
+		if home := b.bucket(b.table[j].tag); (j-home)&mask >= (j-i)&mask {
 			b.table[i] = b.table[j]
 			i = j
 		}
 	}
-	b.table[i] = none
+	b.table[i] = tableEntry{}
 	b.nodes[at] = node{next: b.free}
 	b.free = at
 	b.used--
@@ -279,7 +290,7 @@ func (b *slotBlocks) shrink() {
 		n := &b.nodes[at]
 		n.parent, n.child, n.next, n.prev = moved[n.parent], moved[n.child], moved[n.next], moved[n.prev]
 		if at != int(origin) {
-			b.place(uint32(at))
+			b.place(tableEntry{b.tag(n.seq), uint32(at)})
 		}
 	}
 	if b.places != nil {
