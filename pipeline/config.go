@@ -36,7 +36,7 @@ type Config struct {
 	Models    []ModelConfig // if not empty, records of others are refused
 	MaxModels int           // distinct (model, block size, hasher), so that bad records cannot make any number of indexes
 	JumpSize  int           // blocks the positional index jumps in a search
-	Structure string        // of the indexes whose hashes are computed: "positional" or "runs"
+	Structure string        // of the indexes whose hashes are computed: "runs" or "positional"
 
 	SnapshotMaxAge time.Duration // after this a changed worker-rank is written again, an unchanged one gets its manifest refreshed
 	SnapshotBudget int64         // bytes of snapshots a second, all partitions together; 0: no limit
@@ -78,7 +78,7 @@ func DefaultConfig() Config {
 		Group:          "kvindex",
 		MaxModels:      256,
 		JumpSize:       32,
-		Structure:      "positional",
+		Structure:      "runs",
 		SnapshotMaxAge: 5 * time.Minute,
 		SnapshotBudget: 32 << 20,
 		WorkerTTL:      2 * time.Minute,
@@ -140,7 +140,7 @@ func (c *Config) Validate() error {
 	for _, m := range c.Models {
 		bad(m.Name != "" && m.BlockSize > 0 && m.BlockSize <= math.MaxInt32, "models: %q with blocks of %d tokens: want a name and a block size above 0 and below 2^31", m.Name, m.BlockSize)
 	}
-	bad(structures[c.Structure] != nil, "structure: %q, want positional or runs", c.Structure)
+	bad(structures[c.Structure] != nil, "structure: %q, want runs or positional", c.Structure)
 	bad(c.JumpSize > 0, "jump-size: %d, must be above 0", c.JumpSize)
 	bad(c.SnapshotMaxAge > 0, "snapshot-max-age: %s, must be above 0", c.SnapshotMaxAge)
 	bad(c.SnapshotBudget >= 0, "snapshot-budget: %d bytes a second, must not be negative", c.SnapshotBudget)

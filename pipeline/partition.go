@@ -36,6 +36,8 @@ type partition struct {
 	untimed     []*lostPast               // whose end has not been read yet
 	blind       bool                      // restored without the snapshot topic, which was not there
 	loaded      int64                     // what restore put back: blocks
+	reading     time.Duration             // that the restore spent on the snapshot topic
+	loading     time.Duration             // that it spent on putting snapshots into the index
 	replayTo    int64                     // the end when replay began: records before it are read again
 
 	// Shared.

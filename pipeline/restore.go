@@ -38,14 +38,14 @@ func (p *partition) Restore(ctx context.Context) (int64, error) {
 	p.reread.Store(0)
 	p.took.Store(int64(time.Since(began)))
 	p.counts.add(restores, 1)
-	p.log.Info("restored", "worker_ranks", p.ranks.Load(), "blocks", p.loaded,
-		"log_start", bounds.Start, "replay_from", start, "end", bounds.End, "took", time.Since(began).Round(time.Millisecond))
+	p.log.Info("restored", "worker_ranks", p.ranks.Load(), "blocks", p.loaded, "log_start", bounds.Start, "replay_from", start, "end", bounds.End,
+		"took", time.Since(began).Round(time.Millisecond), "reading", p.reading.Round(time.Millisecond), "loading", p.loading.Round(time.Millisecond))
 	return start, nil
 }
 
 // load fills the partition from its snapshots and returns where to start.
 func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consumer.Bounds) (int64, error) {
-	p.loaded, p.blind = 0, false
+	p.loaded, p.blind, p.reading, p.loading = 0, false, 0, 0
 	// Unless the snapshots say better, nothing is known of what was trimmed.
 	fromStart := func() (int64, error) {
 		if bounds.Start > 0 {
@@ -56,7 +56,9 @@ func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consu
 	if p.saver == nil {
 		return fromStart()
 	}
+	began := time.Now()
 	reader, err := p.readSnapshots(ctx)
+	p.reading = time.Since(began)
 	switch {
 	case errors.Is(err, consumer.ErrNoTopic), errors.Is(err, errNoSnapshotPartition):
 		p.blind = true
@@ -97,12 +99,14 @@ func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consu
 			p.lostAll = p.loses(floor.Offset, floor.PastLostAt)
 		}
 	}
+	began = time.Now()
 	var damaged []snapshot.ID
 	for _, id := range table.IDs() {
 		if err := p.loadRank(table, id, bounds); err != nil {
 			damaged = append(damaged, id)
 		}
 	}
+	p.loading = time.Since(began)
 	if len(damaged) > 0 {
 		// A slow reader can meet a round that compaction took apart under it.
 		if err := reader.ReadToEnd(ctx); err != nil {

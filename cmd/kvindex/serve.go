@@ -52,7 +52,7 @@ func serveCommand() command {
 			fs.DurationVar(&cfg.WorkerGrace, "worker-grace", cfg.WorkerGrace, "retire a worker once it has been silent for this `long`")
 			fs.Int64Var(&cfg.ReadyLag, "ready-lag", cfg.ReadyLag, "count a partition that has caught up as live within this many `offsets` of its end")
 			fs.IntVar(&cfg.Buffer, "buffer", cfg.Buffer, "fetched `batches` that a partition may hold before it is paused")
-			fs.StringVar(&cfg.Structure, "structure", cfg.Structure, "keep the index as this `kind`: positional, or runs (smaller and faster, new)")
+			fs.StringVar(&cfg.Structure, "structure", cfg.Structure, "keep the index as this `kind`: runs, or positional (larger and slower; the same answers)")
 			fs.IntVar(&cfg.JumpSize, "jump-size", cfg.JumpSize, "`blocks` that a search jumps over at a time")
 			fs.IntVar(&cfg.Limits.MaxBlocks, "max-blocks", cfg.Limits.MaxBlocks, "refuse queries of more `blocks`")
 			fs.IntVar(&cfg.Limits.MaxRequestBytes, "max-request-bytes", cfg.Limits.MaxRequestBytes, "refuse requests of more `bytes`")
