@@ -16,7 +16,7 @@
 //	watch                1                   consumer.Consumer  reading context ends
 //	partition            1 a partition       consumer.Consumer  reading context ends, after its Drain
 //	saver                1 a partition       Stage              saving context ends
-//	duty                 1 (and its client)  Stage              saving context ends
+//	duty                 3 (and its client)  Stage              saving context ends
 //	query servers        gRPC and HTTP       query.Server       Shutdown
 //	Kafka clients        events, aux, duty   Stage              Run returns
 //	                     1 a partition written  saver           its turn ends

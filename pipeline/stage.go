@@ -41,6 +41,7 @@ type Stage struct {
 	duties map[int32]bool  // last told by the group; kept for partitions that come later
 	saving context.Context // ends the savers
 
+	noDuty  atomic.Pointer[string] // why this instance is not in the duty's group
 	noPlace atomic.Pointer[string] // what the snapshot topic lacks to hold every partition's snapshots
 
 	// For tests.
@@ -270,6 +271,9 @@ func (s *Stage) followDuty(ctx context.Context) {
 			if !ok {
 				return
 			}
+			if e.Err != nil || e.Assigned {
+				s.outside(e.Err)
+			}
 			s.mu.Lock()
 			for _, n := range e.Partitions {
 				s.duties[n] = e.Assigned
@@ -279,6 +283,18 @@ func (s *Stage) followDuty(ctx context.Context) {
 			}
 			s.mu.Unlock()
 		}
+	}
+}
+
+// outside notes why this instance is not in the duty's group; nil: it is.
+func (s *Stage) outside(err error) {
+	if err == nil {
+		s.noDuty.Store(nil)
+		return
+	}
+	text := err.Error()
+	if old := s.noDuty.Swap(&text); old == nil || *old != text {
+		s.log.Warn("not in the group that deals who writes snapshots, trying again", "error", err)
 	}
 }
 

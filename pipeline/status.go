@@ -132,6 +132,9 @@ func (s *Stage) Status() query.Status {
 	if lacks := s.noPlace.Load(); lacks != nil {
 		st.Warnings = append(st.Warnings, "snapshots are not written, or not of every partition: "+*lacks)
 	}
+	if why := s.noDuty.Load(); why != nil {
+		st.Warnings = append(st.Warnings, "this instance may be dealt no snapshots to write, it is not in the group for that: "+*why)
+	}
 	mine := s.partitions()
 	now := time.Now()
 	for i, cp := range s.consumer.Partitions() {

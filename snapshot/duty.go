@@ -4,6 +4,7 @@ package snapshot
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -33,9 +34,10 @@ type DutyConfig struct {
 // group's word is only a hint of who should write: that nobody else does is
 // Kafka's, by fencing.
 type DutyEvent struct {
-	Assigned   bool // else revoked
-	Lost       bool // revoked because this instance dropped out of the group
-	Partitions []int32
+	Assigned   bool    // else revoked
+	Lost       bool    // revoked because this instance dropped out of the group
+	Partitions []int32 // none if the group has no more for this instance
+	Err        error   // nothing else is set: the instance is not in the group, and tries again until it is assigned something or nothing
 }
 
 // Duty is an instance's membership in the group that deals the partitions of
@@ -47,7 +49,8 @@ type Duty struct {
 	events   chan DutyEvent
 	wake     chan struct{}
 	stop     chan struct{}
-	done     chan struct{}
+	done     chan struct{} // forward has returned
+	polled   chan struct{} // poll has
 
 	mu    sync.Mutex
 	queue []DutyEvent // filled by the client's callbacks, which must not block
@@ -68,11 +71,15 @@ func NewDuty(cfg DutyConfig) (*Duty, error) {
 		wake:     make(chan struct{}, 1),
 		stop:     make(chan struct{}),
 		done:     make(chan struct{}),
+		polled:   make(chan struct{}),
 	}
 	on := func(assigned, lost bool) func(context.Context, *kgo.Client, map[string][]int32) {
 		return func(_ context.Context, _ *kgo.Client, parts map[string][]int32) {
-			if p := parts[cfg.Topic]; len(p) > 0 {
+			p := parts[cfg.Topic]
+			if len(p) > 0 {
 				cfg.Logger.Info("snapshot duty", "assigned", assigned, "lost", lost, "topic", cfg.Topic, "partitions", p)
+			}
+			if len(p) > 0 || assigned {
 				d.push(DutyEvent{Assigned: assigned, Lost: lost, Partitions: append([]int32(nil), p...)})
 			}
 		}
@@ -99,6 +106,7 @@ func NewDuty(cfg DutyConfig) (*Duty, error) {
 	cl.PauseFetchTopics(cfg.Topic)
 	d.cl = cl
 	go d.forward()
+	go d.poll()
 	return d, nil
 }
 
@@ -121,6 +129,25 @@ func (d *Duty) Close() {
 	d.cl.Close() // a nameless member leaves by this
 	close(d.stop)
 	<-d.done
+	<-d.polled
+}
+
+// poll takes what the client has for whoever consumes: no records, but why it
+// is not in the group.
+func (d *Duty) poll() {
+	defer close(d.polled)
+	for {
+		fetches := d.cl.PollFetches(context.Background())
+		if fetches.IsClientClosed() {
+			return
+		}
+		fetches.EachError(func(_ string, _ int32, err error) {
+			// Other trouble passes without a word that it has.
+			if outside := (*kgo.ErrGroupSession)(nil); errors.As(err, &outside) {
+				d.push(DutyEvent{Err: fmt.Errorf("group %s: %w", d.group, outside.Err)})
+			}
+		})
+	}
 }
 
 func (d *Duty) push(e DutyEvent) {
@@ -133,7 +160,7 @@ func (d *Duty) push(e DutyEvent) {
 	}
 }
 
-// forward is the one goroutine of a Duty: it moves events from the queue, which
+// forward is a goroutine: it moves events from the queue, which
 // takes any number, to the channel.
 func (d *Duty) forward() {
 	defer close(d.done)

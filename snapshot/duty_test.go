@@ -1,14 +1,19 @@
 package snapshot
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"kvindex/testcontainers"
 )
@@ -138,4 +143,50 @@ func TestDutyNamed(t *testing.T) {
 		})
 		one.d.Close()
 	})
+}
+
+// An instance that may not join says so, again and again but not more often than
+// it tries, and joins once it may.
+func TestDutyOutsideTheGroup(t *testing.T) {
+	b := testcontainers.NewKfake(t, testcontainers.KfakeConfig{})
+	topic := testcontainers.NewTopic(t, b, "snapshots", 2, map[string]string{"cleanup.policy": "compact"})
+	var refuse atomic.Bool
+	refuse.Store(true)
+	b.Cluster().ControlKey(int16(kmsg.JoinGroup), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		b.Cluster().KeepControl()
+		if !refuse.Load() {
+			return nil, nil, false
+		}
+		resp := req.ResponseKind().(*kmsg.JoinGroupResponse)
+		resp.ErrorCode = kerr.GroupAuthorizationFailed.Code
+		return resp, nil, true
+	})
+	d, err := NewDuty(DutyConfig{Group: "g", Topic: topic, Opts: []kgo.Opt{kgo.SeedBrokers(b.Brokers()...)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.Close()
+	next := func() DutyEvent {
+		select {
+		case e := <-d.Events():
+			return e
+		case <-t.Context().Done():
+			t.Fatal("no event")
+			return DutyEvent{}
+		}
+	}
+	for range 2 {
+		if e := next(); !errors.Is(e.Err, kerr.GroupAuthorizationFailed) || !strings.Contains(e.Err.Error(), "group g-snapshot") {
+			t.Errorf("event %+v, want the group and why it refuses", e)
+		}
+	}
+	refuse.Store(false)
+	for {
+		if e := next(); e.Err == nil {
+			if !e.Assigned || len(e.Partitions) != 2 {
+				t.Errorf("event %+v, want both partitions", e)
+			}
+			return
+		}
+	}
 }
