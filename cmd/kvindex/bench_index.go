@@ -56,7 +56,8 @@ the processor: measure again. Compare figures of one machine and one hour.`,
 			fs.Float64Var(&c.Seconds, "seconds", c.Seconds, "mixed: measure for so many `seconds`, after one of warming up")
 			fs.Float64Var(&c.BlocksPerSecond, "blocks-per-second", c.BlocksPerSecond, "mixed: `rate` of the events' blocks; 0: as fast as they are applied")
 			fs.Int64Var(&c.Blocks, "blocks", c.Blocks, "scale: grow to so many `pairs` of worker and block")
-			fs.IntVar(&c.Workers, "workers", c.Workers, "scale: workers in the fleet")
+			fs.IntVar(&c.Workers, "workers", c.Workers, "scale: `workers` in the fleet")
+			fs.IntVar(&c.Queries, "queries", c.Queries, "scale: queries at each line")
 			fs.BoolVar(&c.Positions, "positions", c.Positions, "let stores say their positions, as producers that know them do; files do not have them")
 			fs.StringVar(&profile, "cpu-profile", "", "write a profile of the processor's time to this `file`")
 		},

@@ -30,6 +30,7 @@ type Config struct {
 
 	Blocks  int64 // scale: to grow to, pairs of worker and block
 	Workers int   // scale
+	Queries int   // scale: at each line
 }
 
 // DefaultConfig is one run of seq over the first structure.
@@ -37,7 +38,7 @@ func DefaultConfig() Config {
 	return Config{
 		Mode: "seq", Structure: structures[0].name,
 		Runs: 1, EventWorkers: 1, Readers: 1, WarmUp: 1, Seconds: 10,
-		Blocks: 10_000_000, Workers: 1000,
+		Blocks: 10_000_000, Workers: 1000, Queries: 100_000,
 	}
 }
 
@@ -88,8 +89,8 @@ func (c *Config) Validate() error {
 		return fmt.Errorf("%d event workers, %d readers: want at most %d and 1024", c.EventWorkers, c.Readers, mixedWindow)
 	case !(c.Seconds > 0 && c.Seconds <= 86400) || !(c.WarmUp >= 0 && c.WarmUp <= 86400) || !(c.BlocksPerSecond >= 0 && c.BlocksPerSecond <= 1e12):
 		return fmt.Errorf("%v seconds, %v blocks a second: want more than 0 and up to a day, and 0 or more", c.Seconds, c.BlocksPerSecond)
-	case c.Blocks < 1 || c.Workers < 1 || c.Workers > kvw.MaxWorkers:
-		return fmt.Errorf("%d blocks, %d workers: want at least 1, and at most %d workers", c.Blocks, c.Workers, kvw.MaxWorkers)
+	case c.Blocks < 1 || c.Queries < 1 || c.Workers < 1 || c.Workers > kvw.MaxWorkers:
+		return fmt.Errorf("%d blocks, %d queries, %d workers: want at least 1, and at most %d workers", c.Blocks, c.Queries, c.Workers, kvw.MaxWorkers)
 	}
 	return nil
 }

@@ -130,7 +130,7 @@ func TestModes(t *testing.T) {
 					c := bench.DefaultConfig()
 					c.Mode, c.Structure, c.File, c.Positions = mode, structure, file, positions
 					c.Runs, c.EventWorkers, c.Readers, c.Barrier = 2, 2, 2, true
-					c.WarmUp, c.Seconds, c.Blocks, c.Workers = 0.01, 0.05, 30_000, 12
+					c.WarmUp, c.Seconds, c.Blocks, c.Workers, c.Queries = 0.01, 0.05, 30_000, 12, 500
 					if mode == "scale" {
 						c.File = ""
 					}
@@ -207,7 +207,7 @@ func TestOptions(t *testing.T) {
 
 func TestScaleLines(t *testing.T) {
 	c := bench.DefaultConfig()
-	c.Mode, c.Blocks, c.Workers = "scale", 1_100_000, 500
+	c.Mode, c.Blocks, c.Workers, c.Queries = "scale", 1_100_000, 500, 100
 	var pairs []float64
 	for _, line := range measure(t, c) {
 		pairs = append(pairs, line["live_pairs"].(float64))

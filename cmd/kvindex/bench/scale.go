@@ -38,8 +38,7 @@ const (
 	scaleConversation = 512
 	scaleTurn         = 64
 	scaleSystem       = 32
-	scaleGroup        = 8 // workers
-	scaleQueries      = 100_000
+	scaleGroup        = 8         // workers
 	scaleFirst        = 1_000_000 // blocks at the first line
 )
 
@@ -172,7 +171,7 @@ func (f *scaleFleet) ask(b *bench, line *Scale) error {
 	if whole == 0 {
 		whole, blocks = 1, f.round*scaleTurn
 	}
-	for range scaleQueries {
+	for range b.Queries {
 		worker, conversation := rng.IntN(b.Workers), rng.IntN(whole)
 		f.locals = f.locals[:0]
 		for i := range blocks {
@@ -199,7 +198,7 @@ func (f *scaleFleet) ask(b *bench, line *Scale) error {
 			return err
 		}
 	}
-	line.Queries, line.QueriedBlocks = scaleQueries, blocks
+	line.Queries, line.QueriedBlocks = b.Queries, blocks
 	line.queryLatencies = tellLatencies(all)
 	return nil
 }
