@@ -52,7 +52,8 @@ func (e *PoolPanic) Unwrap() error { return ErrPoolFailed }
 //
 // All methods may be called by any goroutine at any moment. Of the events of one
 // worker that several goroutines hand over at once, the order is any. Handing over
-// takes some 100 ns beside the event's own work, and allocates nothing.
+// takes some 0.4 µs beside the event's own work (BenchmarkPoolStore, on two cores
+// that were busy), and allocates nothing.
 type Pool struct {
 	x     *Index
 	lanes []*lane
