@@ -23,7 +23,7 @@ var (
 // PoolPanic is the panic of one of a Pool's goroutines. After it nobody knows what
 // the index holds, so all methods fail with it.
 type PoolPanic struct {
-	Value any
+	Value any // nil if the goroutine was ended by runtime.Goexit
 	Stack []byte
 }
 
@@ -201,7 +201,7 @@ func (p *Pool) Do(ctx context.Context, name string, rank int32, f func(*Worker))
 		err = p.await(ctx, done)
 	}
 	if err == nil && !called { // it was retired meanwhile
-		_, err = p.worker(poolID{name, rank})
+		err = errUnknown(poolID{name, rank})
 	}
 	return err
 }
@@ -321,7 +321,11 @@ func (p *Pool) worker(id poolID) (*poolWorker, error) {
 	if err := p.Err(); err != nil {
 		return nil, err
 	}
-	return nil, fmt.Errorf("%w: %s rank %d", ErrUnknownWorker, id.name, id.rank)
+	return nil, errUnknown(id)
+}
+
+func errUnknown(id poolID) error {
+	return fmt.Errorf("%w: %s rank %d", ErrUnknownWorker, id.name, id.rank)
 }
 
 // send hands an event to its worker's goroutine.
@@ -366,8 +370,9 @@ func (p *Pool) await(ctx context.Context, done <-chan struct{}) error {
 
 // run is a goroutine of the pool.
 func (p *Pool) run(l *lane) {
+	drained := false
 	defer func() {
-		if v := recover(); v != nil {
+		if v := recover(); !drained { // v is nil after runtime.Goexit
 			p.fail.Do(func() {
 				p.cause = &PoolPanic{Value: v, Stack: debug.Stack()}
 				close(p.failed)
@@ -376,13 +381,14 @@ func (p *Pool) run(l *lane) {
 	}()
 	for e := range l.queue {
 		if p.failure() != nil {
-			return
+			break // another goroutine failed
 		}
 		p.apply(&e)
 		if e.done != nil {
 			e.done <- struct{}{}
 		}
 	}
+	drained = true
 }
 
 func (p *Pool) apply(e *poolEvent) {

@@ -297,6 +297,18 @@ func TestPoolPanic(t *testing.T) {
 	})
 }
 
+// A function that ends its goroutine instead of returning is as bad as a panic.
+func TestPoolGoexit(t *testing.T) {
+	p := index.NewPool(index.New(index.NewRunIndex()), 1, 1)
+	must(t, p.AddWorker("a", 0, nil))
+	if err := p.Do(t.Context(), "a", 0, func(*index.Worker) { runtime.Goexit() }); !errors.Is(err, index.ErrPoolFailed) {
+		t.Errorf("%v, want %v", err, index.ErrPoolFailed)
+	}
+	if err := p.Stop(); !errors.Is(err, index.ErrPoolFailed) {
+		t.Errorf("%v, want %v", err, index.ErrPoolFailed)
+	}
+}
+
 // Several producers, each with workers of its own, readers and a Flush from time to
 // time: what a pool holds after it is what an oracle holds that applied each worker's
 // events in order.
