@@ -34,7 +34,11 @@ func (p *benchProgress) Add(n int64) {
 		return
 	}
 	if !p.con.errStyle.terminal {
-		slog.Info("measuring", p.what, p.done, "of", p.total)
+		args := []any{p.what, p.done}
+		if p.total > 0 {
+			args = append(args, "of", p.total)
+		}
+		slog.Info("at work", args...)
 		p.next = time.Now().Add(progressEvery)
 		return
 	}

@@ -133,6 +133,7 @@ func (b *bench) mixed() error {
 	defer all.Wait()
 	defer phase.Store(stopped)
 
+	b.progress.Start("seconds", int64(b.WarmUp+b.Seconds))
 	if err := b.wait(b.WarmUp); err != nil {
 		return err
 	}
@@ -181,11 +182,18 @@ func (b *bench) mixed() error {
 
 // wait waits, and fails when the context has ended.
 func (b *bench) wait(seconds float64) error {
-	select {
-	case <-time.After(time.Duration(seconds * float64(time.Second))):
-		return nil
-	case <-b.ctx.Done():
-		return b.ctx.Err()
+	end := time.After(time.Duration(seconds * float64(time.Second)))
+	passed := time.NewTicker(time.Second)
+	defer passed.Stop()
+	for {
+		select {
+		case <-passed.C:
+			b.progress.Add(1)
+		case <-end:
+			return nil
+		case <-b.ctx.Done():
+			return b.ctx.Err()
+		}
 	}
 }
 
