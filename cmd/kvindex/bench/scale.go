@@ -9,6 +9,7 @@ import (
 	"runtime/debug"
 	"time"
 
+	"kvindex/cmd/kvindex/kvw"
 	"kvindex/index"
 )
 
@@ -90,18 +91,14 @@ func (f *scaleFleet) turn(worker int) (blocks int, took time.Duration, err error
 	if err == nil && (e.Orphan > 0 || e.Stored != len(s.Locals)) {
 		err = fmt.Errorf("worker %d, conversation %d, block %d: %+v", worker, conversation, first, e)
 	}
-	seq, chained := s.Parent, s.HasParent
-	for i, l := range s.Locals {
-		if chained {
-			seq = index.Next(seq, l)
-		} else {
-			seq, chained = index.SeqHash(l), true
-		}
-		if first+i == scaleSystem-1 {
+	at := first
+	for seq := range kvw.Seqs(&s) {
+		f.last[worker] = seq
+		if at == scaleSystem-1 {
 			f.system[worker] = seq
 		}
+		at++
 	}
-	f.last[worker] = seq
 	return len(s.Locals), took, err
 }
 

@@ -118,25 +118,8 @@ func (w *Workload) Place() {
 	}
 }
 
-// Seqs yields the sequence hashes of a store's blocks.
-func Seqs(s *index.Stored) func(yield func(index.SeqHash) bool) {
-	return func(yield func(index.SeqHash) bool) {
-		seq, chained := s.Parent, s.HasParent
-		for _, l := range s.Locals {
-			if chained {
-				seq = index.Next(seq, l)
-			} else {
-				seq, chained = index.SeqHash(l), true
-			}
-			if !yield(seq) {
-				return
-			}
-		}
-	}
-}
-
-// OfWorkers returns, by worker, the numbers in Ops of its events.
-func (w *Workload) OfWorkers() [][]int {
+// ofWorkers returns, by worker, the numbers in Ops of its events.
+func (w *Workload) ofWorkers() [][]int {
 	events := make([][]int, w.Header.Workers)
 	for i := range w.Ops {
 		if op := &w.Ops[i]; op.Kind != Query {
@@ -173,7 +156,7 @@ type place struct{ op, block int }
 func (w *Workload) Live() (pairs, distinct int) {
 	all := make(map[index.SeqHash]struct{})
 	held := make(map[index.SeqHash]place)
-	for _, events := range w.OfWorkers() {
+	for _, events := range w.ofWorkers() {
 		w.held(events, held)
 		pairs += len(held)
 		for h := range held {
@@ -190,7 +173,7 @@ func (w *Workload) Live() (pairs, distinct int) {
 func (w *Workload) Rings(chunk int) [][]*Op {
 	rings := make([][]*Op, w.Header.Workers)
 	held := make(map[index.SeqHash]place)
-	for worker, events := range w.OfWorkers() {
+	for worker, events := range w.ofWorkers() {
 		ring := &rings[worker]
 		for _, i := range events {
 			*ring = append(*ring, &w.Ops[i])

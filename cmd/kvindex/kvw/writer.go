@@ -7,8 +7,6 @@ import (
 	"encoding/binary"
 	"fmt"
 	"io"
-
-	"kvindex/index"
 )
 
 // Writer writes a file's operations one by one. It is for one goroutine.
@@ -46,22 +44,17 @@ func (x *Writer) Write(op *Op) error {
 	case Store:
 		s := &op.Stored
 		b = le.AppendUint32(b, uint32(op.Worker))
-		seq, chained := s.Parent, s.HasParent
-		if chained {
-			b = append(b, 1)
+		if s.HasParent {
+			b = le.AppendUint64(append(b, 1), uint64(s.Parent))
 		} else {
-			seq, b = 0, append(b, 0)
+			b = le.AppendUint64(append(b, 0), 0)
 		}
-		b = le.AppendUint64(b, uint64(seq))
 		b = le.AppendUint32(b, uint32(len(s.Locals)))
-		for _, l := range s.Locals {
-			if chained {
-				seq = index.Next(seq, l)
-			} else {
-				seq, chained = index.SeqHash(l), true
-			}
-			b = le.AppendUint64(b, uint64(l))
+		i := 0
+		for seq := range Seqs(s) {
+			b = le.AppendUint64(b, uint64(s.Locals[i]))
 			b = le.AppendUint64(b, uint64(seq))
+			i++
 		}
 	case Remove:
 		b = le.AppendUint32(b, uint32(op.Worker))
