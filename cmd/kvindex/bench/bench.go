@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"kvindex/cmd/kvindex/kvw"
+	"kvindex/index"
 )
 
 // Config says what to measure.
@@ -144,6 +145,21 @@ func (b *bench) step(i int) error {
 	}
 	b.progress.Add(min(int64(i), stepSize))
 	return b.ctx.Err()
+}
+
+// filled returns a structure after all events of the workload.
+func (b *bench) filled() (index.Structure, error) {
+	s := b.structure.empty()
+	b.progress.Start("operations", int64(len(b.workload.Ops)))
+	for i := range b.workload.Ops {
+		if op := &b.workload.Ops[i]; op.Kind != kvw.Query {
+			apply(s, op)
+		}
+		if err := b.step(i); err != nil {
+			return nil, err
+		}
+	}
+	return s, nil
 }
 
 // heading is what each line begins with.

@@ -92,15 +92,9 @@ func answersNow(s index.Structure, w *kvw.Workload) []Answers {
 
 func (b *bench) dump() error {
 	w := b.workload
-	s := b.structure.empty()
-	b.progress.Start("operations", int64(len(w.Ops)))
-	for i := range w.Ops {
-		if op := &w.Ops[i]; op.Kind != kvw.Query {
-			apply(s, op)
-		}
-		if err := b.step(i); err != nil {
-			return err
-		}
+	s, err := b.filled()
+	if err != nil {
+		return err
 	}
 	before := answersNow(s, w)
 	line := Dump{heading: b.heading(), Runs: b.Runs}

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
-
-	"kvindex/cmd/kvindex/kvw"
 )
 
 // Mem is the memory that a structure has after all events of a workload, less
@@ -42,15 +40,9 @@ func (b *bench) mem() error {
 	w := b.workload
 	pairs, distinct := w.Live()
 	before := memoryNow()
-	s := b.structure.empty()
-	b.progress.Start("operations", int64(len(w.Ops)))
-	for i := range w.Ops {
-		if op := &w.Ops[i]; op.Kind != kvw.Query {
-			apply(s, op)
-		}
-		if err := b.step(i); err != nil {
-			return err
-		}
+	s, err := b.filled()
+	if err != nil {
+		return err
 	}
 	after := memoryNow()
 	if held := s.Stats().Blocks; held != int64(pairs) {
