@@ -21,6 +21,8 @@ type structure struct {
 var structures = []structure{
 	{"runs", false, func() index.Structure { return index.NewRunIndex() }},
 	{"positional", false, func() index.Structure { return index.NewPositionalIndex(0) }},
+	{"concurrent-radix", false, func() index.Structure { return index.NewConcurrentRadixTree() }},
+	{"radix", true, func() index.Structure { return index.NewRadixTree(0) }},
 }
 
 // Structures returns the names of the structures, the default first.
