@@ -38,10 +38,10 @@ type node struct {
 	state  nodeState
 }
 
-// slotBlocks is a slot's own memory, of which only its goroutine knows. It
-// holds no pointers but for its two arrays, so that the collector has nothing to
-// look at, and takes some 60 bytes a block. The arrays go when it is empty and
-// shrink when it has.
+// slotBlocks is a slot's own memory, of which only its goroutine knows. For a
+// PositionalIndex it holds no pointers but for its two arrays, so that the collector
+// has nothing to look at, and takes some 70 bytes a block. The arrays go when it is
+// empty and shrink when it has.
 type slotBlocks struct {
 	slot Slot
 	salt uint64
@@ -84,7 +84,7 @@ func (b *slotBlocks) reset() {
 }
 
 // tableEntry is a node's index, with so much of its hash that most searches look at
-// one node only, and moves in the table at none. 0 is an empty place.
+// one node only, and moves within the table at none. at is none in an empty place.
 type tableEntry struct {
 	tag uint32
 	at  uint32
