@@ -12,7 +12,7 @@ import (
 // need no lock: a list is only ever appended to, and a bitmap changes in single
 // atomic words; all else is a new object.
 type holders struct {
-	n    atomic.Uint32   // how many; readers use it for lists only
+	n    atomic.Uint32   // how many; of a bitmap readers may see it late
 	list []Slot          // as long as it can get; the first n count. nil for a bitmap
 	bits []atomic.Uint64 // nil for a list
 }
@@ -179,4 +179,25 @@ func (h *holders) has(slot Slot) bool {
 		return w < len(h.bits) && h.bits[w].Load()&(1<<(slot%64)) != 0
 	}
 	return slices.Contains(h.slots(), slot)
+}
+
+// count returns how many slots of the set are in only too, which nil means all are.
+// While writers change a bitmap, the number may be of a moment ago.
+func (h *holders) count(only *SlotSet) (n int) {
+	switch {
+	case h == nil:
+	case only == nil:
+		n = int(h.n.Load())
+	case h.bits == nil:
+		for _, s := range h.slots() {
+			if only.Has(s) {
+				n++
+			}
+		}
+	default:
+		for i := range min(len(h.bits), len(only.words)) {
+			n += bits.OnesCount64(h.bits[i].Load() & only.words[i])
+		}
+	}
+	return n
 }

@@ -30,5 +30,5 @@ func TestOracle(t *testing.T) {
 
 // So it does those of opaque hashes.
 func TestOpaqueOracle(t *testing.T) {
-	indextest.RunOpaque(t, true, func() index.Structure { return indextest.NewOpaqueOracle() })
+	indextest.RunOpaqueContract(t, func() index.Structure { return indextest.NewOpaqueOracle() })
 }

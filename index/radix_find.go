@@ -52,16 +52,14 @@ func (t *tree) FindBest(query []LocalHash, k int, opt FindOptions, m *SlotMatche
 	if h == nil {
 		return
 	}
+	m.walk(query)
 	at := 0
-	if opt.Only == nil {
-		m.walk(query)
-		for end := len(m.path); end-at > 1; {
-			mid := at + (end-at)/2
-			if deep := m.path[mid].holders.Load(); deep != nil && int(deep.n.Load()) >= k {
-				h, at = deep, mid
-			} else {
-				end = mid
-			}
+	for end := len(m.path); end-at > 1; {
+		mid := at + (end-at)/2
+		if deep := m.path[mid].holders.Load(); deep.count(opt.Only) >= k {
+			h, at = deep, mid
+		} else {
+			end = mid
 		}
 	}
 	s := leapSearch{jump: treeJump, query: query, m: m}

@@ -4,6 +4,8 @@ package indextest
 
 import (
 	"maps"
+	"math/rand/v2"
+	"runtime"
 	"slices"
 	"testing"
 
@@ -13,11 +15,12 @@ import (
 )
 
 // RunOpaque puts a kind of structure through what opaque hashes add to the
-// conformance suite: cases, random histories, and concurrent writers unless alone
-// says that the structure is for one goroutine.
+// conformance suite: cases, random histories, memory, and concurrent writers unless
+// alone says that the structure is for one goroutine.
 func RunOpaque(t *testing.T, alone bool, empty func() index.Structure) {
-	t.Run("Contract", func(t *testing.T) { runOpaqueContract(t, empty) })
+	t.Run("Contract", func(t *testing.T) { RunOpaqueContract(t, empty) })
 	t.Run("Random", func(t *testing.T) { runOpaqueRandom(t, empty) })
+	t.Run("Churn", func(t *testing.T) { runOpaqueChurn(t, empty()) })
 	if !alone {
 		t.Run("Concurrent", func(t *testing.T) { runOpaqueConcurrent(t, empty) })
 	}
@@ -49,7 +52,8 @@ func (f *fixture) replayed(empty func() index.Structure, slot index.Slot) *fixtu
 	return g
 }
 
-func runOpaqueContract(t *testing.T, empty func() index.Structure) {
+// RunOpaqueContract checks opaque hashes on small cases.
+func RunOpaqueContract(t *testing.T, empty func() index.Structure) {
 	a, b := blocks("a", 10), blocks("b", 10)
 	for _, c := range []struct {
 		name string
@@ -343,4 +347,55 @@ func runOpaqueConcurrent(t *testing.T, empty func() index.Structure) {
 		},
 	})
 	runConcurrent(t, empty(), NewOpaqueOracle(), all, func(slot index.Slot) index.SeqHash { return index.SeqHash(slot + 1) })
+}
+
+// runOpaqueChurn stores and removes, in random order, chains that have two hashes for
+// each block, or hang together in a circle, and checks that nothing is left of them.
+func runOpaqueChurn(t *testing.T, s index.Structure) {
+	const chains, length, turns = 30, 40, 40
+	w, rng := NewWorkload(9, 0, 0), rand.New(rand.NewPCG(9, 9))
+	next := index.SeqHash(1)
+	turn := func() {
+		var all []index.SeqHash
+		for i := range chains {
+			locals := w.Fresh(length)
+			for range 2 {
+				hashes := make([]index.SeqHash, length)
+				for j := range hashes {
+					hashes[j] = next
+					next++
+				}
+				ev := index.Stored{Position: index.NoPosition, Locals: locals, Hashes: hashes}
+				if i%3 == 0 {
+					ev.HasParent, ev.Parent = true, hashes[length-1]
+				}
+				if e, err := s.Store(0, ev); err != nil || e.Stored != length {
+					t.Fatalf("store: %+v, %v", e, err)
+				}
+				all = append(all, hashes...)
+			}
+		}
+		rng.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+		if e := s.Remove(0, all); e.Removed != len(all) {
+			t.Fatalf("removed %d blocks of %d", e.Removed, len(all))
+		}
+	}
+	// One block stays, so that what is empty is not simply dropped.
+	if _, err := s.Store(0, index.Stored{Locals: w.Fresh(1), Hashes: []index.SeqHash{1 << 60}}); err != nil {
+		t.Fatal(err)
+	}
+	before := heap()
+	turn()
+	turn()
+	after := heap()
+	for range turns {
+		turn()
+	}
+	if end := heap(); end > after+16<<10 || end > before+64<<10 {
+		t.Errorf("one block took %d bytes more after two turns, and %d more after %d others", after-before, end-after, turns)
+	}
+	if got := s.Stats(); got != (index.Stats{Blocks: 1, Entries: 1}) {
+		t.Errorf("stats: %+v", got)
+	}
+	runtime.KeepAlive(s)
 }
