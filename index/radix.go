@@ -25,9 +25,10 @@ import (
 // knows the node of each that is in reach. That is why they may be opaque. Two hashes
 // of a slot may have the same path; the slot then leaves the node with the last.
 //
-// Writers go down by one node at a time, hold its lock while they add themselves, and
-// two locks, parent's and child's, where a child is new. Searches lock nodes with
-// several children alone, for reading, and no node for more than a step.
+// A writer goes from node to node. It holds a node's lock while it adds or removes its
+// slot there, and the parent's before the child's where a child is new. Searches take
+// the lock of a node's further children, for reading, and none where there is only a
+// first one. Nobody holds a lock for more than a step.
 type tree struct {
 	forests
 	root treeNode // above all first blocks; nobody holds it

@@ -4,9 +4,10 @@ package index
 
 import "time"
 
-// RadixTree is a Structure for one goroutine, Finds included: a ConcurrentRadixTree
-// that can also tell how many recent queries reached each block of a prompt, which
-// says what is worth keeping or copying. It has no clock of its own.
+// RadixTree is a Structure for one goroutine, Finds included: the tree of a
+// ConcurrentRadixTree (with its locks, for which nobody waits) that can also tell how
+// many recent queries reached each block of a prompt, which says what is worth keeping
+// or copying. It has no clock of its own.
 type RadixTree struct {
 	tree
 	window  int64 // nanoseconds
