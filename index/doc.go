@@ -46,8 +46,9 @@
 //     blocks of a worker, or of holders of a block. What stays after a peak: of a
 //     PositionalIndex the shared map's table, 13 to 34 bytes a block of the peak,
 //     until less than about a hundredth of it is left; of a RunIndex its table, some
-//     40 bytes a run of the peak, until less than a sixteenth of that is left; and
-//     some 200 or 300 bytes for each slot that was ever in use at a time.
+//     40 bytes a run of the peak, until less than a sixteenth of that is left; of a tree
+//     some 20 to 40 bytes a child of the node that had most, until less than a quarter
+//     of them is left; and some 200 or 300 bytes for each slot that was ever in use at a time.
 //
 // # Concurrency
 //

@@ -24,6 +24,36 @@ func TestRadixTree(t *testing.T) {
 	t.Run("Opaque", func(t *testing.T) { indextest.RunOpaque(t, true, empty) })
 }
 
+// An opaque event that changes nothing allocates nothing, though the slot holds two
+// hashes of each block.
+func TestOpaqueEventsAllocateNothing(t *testing.T) {
+	tree := index.NewConcurrentRadixTree()
+	a := chainOf("a", 64)
+	var hashes [2][]index.SeqHash
+	for i := range hashes {
+		for j := range a {
+			hashes[i] = append(hashes[i], index.SeqHash(1000*i+j+1))
+		}
+		if e, err := tree.Store(0, index.Stored{Locals: a, Hashes: hashes[i]}); err != nil || e.Stored != len(a) {
+			t.Fatalf("%+v, %v", e, err)
+		}
+	}
+	unknown := []index.SeqHash{5000, 5001}
+	var m index.SlotMatches
+	if n := testing.AllocsPerRun(100, func() {
+		for i := range hashes {
+			_, _ = tree.Store(0, index.Stored{Locals: a, Hashes: hashes[i]})
+		}
+		tree.Remove(0, unknown)
+		tree.Find(a, index.FindOptions{}, &m)
+	}); n != 0 {
+		t.Errorf("%v allocations, want none", n)
+	}
+	if len(m.Matches) != 1 || m.Matches[0].Depth != len(a) {
+		t.Errorf("found %v", m.Matches)
+	}
+}
+
 // What each step gives, in seconds and with a window of ten.
 func TestRadixTreeCountsUses(t *testing.T) {
 	tree := index.NewRadixTree(10 * time.Second)
