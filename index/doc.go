@@ -47,8 +47,8 @@
 //     PositionalIndex the shared map's table, 13 to 34 bytes a block of the peak,
 //     until less than about a hundredth of it is left; of a RunIndex its table, some
 //     40 bytes a run of the peak, until less than a sixteenth of that is left; of a tree
-//     some 20 to 40 bytes a child of the node that had most, until less than a quarter
-//     of them is left; and some 200 or 300 bytes for each slot that was ever in use at a time.
+//     a map of each node's children, until less than a quarter of them is left; and
+//     some 200 or 300 bytes for each slot that was ever in use at a time.
 //
 // # Concurrency
 //
@@ -57,11 +57,11 @@
 // after losing to reused slots three times, Find takes the lock under which
 // workers are added and retired. In a tree, it takes locks of nodes with several
 // children, for reading, that a writer holds while it puts one child in or out, or,
-// once most of many are gone, copies the others.) A Worker is written by one goroutine at a time;
-// different workers go on at once and wait for each other only for the moment in
-// which they touch the same block, or while the shared map grows. A reader may see
-// half of an event, and each block that it counts for a worker was held by it at
-// some moment during the call.
+// once most of many are gone, copies the others.) A Worker is written by one
+// goroutine at a time; different workers go on at once and wait for each other only
+// for the moment in which they touch the same block, or while the shared map grows. A
+// reader may see half of an event, and each block that it counts for a worker was held
+// by it at some moment during the call.
 //
 // Locks, in the order in which they are taken: Index.mu, then those of the
 // Structure; in a PositionalIndex a bucket of heads, then a head, then a bucket of
