@@ -686,7 +686,8 @@ func TestReplicasInterleaved(t *testing.T) {
 	var said strings.Builder
 	for _, k := range []counter{recordsApplied, recordsSkipped, recordsRetired, recordsDuplicate, gaps, epochs, workersRetired, workersForgotten, restores, snapshotRounds, snapshotFailures, snapshotFenced} {
 		fmt.Fprintf(&said, "%s %d  ", counterNames[k].name, totals[k])
-		if totals[k] < 20 && !t.Failed() {
+		// How many records are skipped hangs on where the last rounds ended.
+		if totals[k] < 20 && k != recordsSkipped && !t.Failed() {
 			t.Errorf("%s is %d: the test tests little", counterNames[k].name, totals[k])
 		}
 	}
