@@ -50,9 +50,9 @@ func (x *RunIndex) FindBest(query []LocalHash, k int, opt FindOptions, m *SlotMa
 	}
 	// Slots that are found later are less deep than all found before.
 	least := uint32(0)
-	for n := len(steps); n > 0 && len(s.slots) < k; n-- {
+	for n := len(steps); n > 0 && s.found < k; n-- {
 		end := steps[n-1]
-		if found := len(s.slots); found+s.last(steps[:n]) >= k {
+		if found := s.found; found+s.last(steps[:n]) >= k {
 			least = end.at + end.match
 		}
 	}
@@ -117,23 +117,39 @@ type runStep struct {
 // runSearch is one Find under way.
 type runSearch struct {
 	depths []uint32 // by slot, 0 between searches
-	slots  []Slot   // with a depth
+	found  int      // slots with a depth
+	slots  []Slot   // those, unless most have one
+	most   bool
 	only   *SlotSet
 }
 
 // search begins a Find in m's memory.
 func (x *RunIndex) search(opt FindOptions, m *SlotMatches) runSearch {
 	// Slots that are added from now on held nothing when the call began.
-	if n := len(*x.slots.Load()); len(m.depths) < n {
+	n := len(*x.slots.Load())
+	if len(m.depths) < n {
 		m.depths = make([]uint32, n+n/8)
 	}
-	return runSearch{depths: m.depths, slots: m.slots[:0], only: opt.Only}
+	return runSearch{depths: m.depths[:n], slots: m.slots[:0], only: opt.Only}
 }
 
 // answer ends it, with the slots that are at least that deep.
 func (s *runSearch) answer(m *SlotMatches, least uint32) {
-	out := slices.Grow(m.Matches, len(s.slots))[:len(s.slots)]
 	n := 0
+	if s.most {
+		least = max(least, 1)
+		out := slices.Grow(m.Matches, len(s.depths))[:len(s.depths)]
+		for slot, d := range s.depths {
+			out[n] = SlotMatch{Slot(slot), int(d)}
+			if d >= least {
+				n++
+			}
+		}
+		clear(s.depths)
+		m.Matches, m.slots = out[:n], s.slots
+		return
+	}
+	out := slices.Grow(m.Matches, len(s.slots))[:len(s.slots)]
 	for _, slot := range s.slots {
 		d := s.depths[slot]
 		s.depths[slot] = 0
@@ -164,6 +180,7 @@ func (s *runSearch) last(steps []runStep) (whole int) {
 			}
 		}
 		s.slots = append(s.slots, slot)
+		s.found++
 		d := min(cutoff, end.match)
 		s.depths[slot] = end.at + d
 		if d == end.match {
@@ -206,19 +223,17 @@ func (s *runSearch) first(r *run, match uint32) (whole int) {
 		}
 		return whole
 	}
-	// Of most slots, so without a branch for each; those of the two words in the
-	// run have 0 here.
+	// Of most slots, so without a list; those of the two words in the run have 0
+	// here.
+	s.most = true
 	dense := c.dense[:min(len(c.dense), len(s.depths))]
 	depths := s.depths[:len(dense)]
-	n := len(s.slots)
-	slots := slices.Grow(s.slots, len(dense))[:n+len(dense)]
 	for i := range dense {
 		v := min(dense[i].Load(), match)
-		slots[n] = Slot(i)
 		if v > depths[i] {
 			// Unless it moved here from a word of the run, while the search was on.
 			if depths[i] == 0 {
-				n++
+				s.found++
 			}
 			depths[i] = v
 			if v == match {
@@ -226,7 +241,6 @@ func (s *runSearch) first(r *run, match uint32) (whole int) {
 			}
 		}
 	}
-	s.slots = slots[:n]
 	return whole
 }
 
@@ -236,6 +250,7 @@ func (s *runSearch) begin(slot Slot, cutoff, match uint32) int {
 		return 0
 	}
 	s.slots = append(s.slots, slot)
+	s.found++
 	if cutoff < match {
 		s.depths[slot] = cutoff
 		return 0

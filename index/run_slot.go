@@ -31,7 +31,7 @@ type slotRuns struct {
 	next      uint32 // address of the next block
 
 	// When to write the journal anew:
-	most  uint32 // next is above this
+	most  uint64 // next is above this
 	limit int    // or there are more stretches
 	least int    // or fewer blocks are held
 
@@ -66,7 +66,7 @@ type stretch struct {
 func (k *slotRuns) reset() {
 	k.cursor, k.near = spot{}, spot{}
 	k.journal, k.next = nil, 1
-	k.most, k.limit, k.least = 2*uint32(k.x.slack), k.x.slack/8, 0
+	k.most, k.limit, k.least = 2*uint64(k.x.slack), k.x.slack/8, 0
 	k.low, k.high = nil, nil
 	k.words, k.used, k.indexed, k.full, k.scanned = nil, 0, 0, false, 0
 }
@@ -359,8 +359,8 @@ func (k *slotRuns) fillScan() {
 		low, high := k.low[a:end], k.high[a:end]
 		var seqs []LocalHash
 		if r := s.ref.run.Load(); r != nil {
-			p := s.pos + uint32(a+1) - s.at - r.base
-			seqs = r.seqs()[min(p, r.n.Load()):r.n.Load()]
+			p, n := s.pos+uint32(a+1)-s.at-r.base, r.n.Load()
+			seqs = r.seqs()[min(p, n):n]
 		}
 		seqs = seqs[:min(len(seqs), len(low))]
 		for j, h := range seqs {
@@ -386,7 +386,7 @@ func (k *slotRuns) tidy() {
 	switch {
 	case k.held == 0:
 		k.reset()
-	case k.next > k.most, len(k.journal) > k.limit, k.held < k.least:
+	case uint64(k.next) > k.most, len(k.journal) > k.limit, k.held < k.least:
 		k.rewrite()
 	}
 }
@@ -414,7 +414,7 @@ func (k *slotRuns) rewrite() {
 		}
 	}
 	slack := k.x.slack
-	k.most = 3*k.next + uint32(slack)
+	k.most = 3*uint64(k.next) + uint64(slack)
 	k.limit = 2*len(k.journal) + k.held/16 + slack/8
 	k.least = 0
 	if k.next > uint32(slack) {
