@@ -24,31 +24,42 @@ import (
 //	slot (private to its writer)      |                          | found by hashing:
 //	+---------------------------+   +-+------+                   | next = xxh3(last matched, local)
 //	| journal: address -> ref,  |-->| runRef |                   another run whose parent is a
-//	|   position, two bytes     |   +--------+                   block somewhere in the first
+//	|   position                |   +--------+                   block somewhere in the first
 //	| table: hash -> address    |
+//	| two bytes an address      |
 //	| parked, claims            |
 //	+---------------------------+
 //
 // A block is in exactly one run. What follows a block is the next one of its run,
 // or another run's first; only first blocks are in the table. Runs never split and
 // know no children: where a query leaves a run, its next sequence hash is looked
-// up.
+// up. Slots 1 and 2 have a prompt each, and slot 3 of both the start, like this:
+//
+//	slot 1 stores a b c d e      run A  a b c d e      words 1:5  2:2  3:2
+//	slot 2 stores a b x y        run X      x y        words 2:2
+//	slot 3 stores a b            a query a b x z: A matches 2, next = xxh3(seq of b, x)
+//	                             is X's first; X matches 1: slot 2 has 3, 1 and 3 have 2
 //
 // Coverage. How many leading blocks of a run a slot holds is one atomic word: slot
 // and cutoff. Two words are in the run, more in a set: open-addressed, or an array
 // by slot once a third of all slots are in it. What a slot holds of a run behind a
 // hole is a bitmap that searches do not see.
 //
+// Searches. Find gives each slot of the first run a depth, and at each further run
+// raises those of slots that held all before. FindBest goes along the query first
+// and then back from the deepest run: whoever is found there held more than anybody
+// who is only found further up, so it ends when it has enough.
+//
 // A slot's own memory. A journal of stretches (run, position, length) gives each
-// block that the slot got an address, and two bytes of its hash. A hash table of
-// addresses has the ends of events, where nearly all events go on; what is not in it
-// is looked for by its two bytes, at the position that the event says or
-// everywhere. Where that takes too long, all blocks go into the table. What all this
-// finds is a hint, and checked in the run; from time to time it is written anew,
-// without what the slot has no more. Blocks whose parent is
-// not held are parked in a forest of the slot's own until it is; the positions
-// that events claimed for blocks behind holes, where they are not the true ones,
-// are in a map.
+// block that the slot got an address. A hash table of addresses has the ends of
+// events, where nearly all events go on. What is not in it is looked for by two bytes
+// of its hash, at the position that the event says or everywhere; those bytes are
+// read from the runs when they are first needed. Where that takes too long, all blocks
+// go into the table. What all this finds is a hint, and checked in the run; from
+// time to time it is written anew, without what the slot has no more. Blocks whose
+// parent is not held are parked in a forest of the slot's own until it is; the
+// positions that events claimed for blocks behind holes, where they are not the true
+// ones, are in a map.
 //
 // Why it is right:
 //
@@ -64,9 +75,10 @@ import (
 //     call. The collector keeps it.
 //   - A block is made at the end of its parent's run, under the run's lock, if no
 //     run begins with it; else it becomes a run's first block, by insert-if-absent
-//     under the region's lock, after its parent's run was seen, under its lock, to
-//     be unable to take it: it goes on otherwise, is full, or is sealed, each for
-//     good. (A run that finds its next block to begin another one is sealed.) So two
+//     under the region's lock, after its parent's run was seen to be unable to take
+//     it: it goes on otherwise, is full, or is sealed, each for good. (That it goes on
+//     otherwise can be seen without its lock: if those blocks are lost, it is sealed.
+//     A run that finds its next block to begin another one is sealed too.) So two
 //     writers cannot make two of a block: whoever makes one holds its parent, which
 //     keeps the parent's run alive.
 //   - One writer a slot: what the slot holds changes only under its own hands, so
