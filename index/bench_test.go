@@ -3,6 +3,7 @@ package index_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 
 	"kvindex/index"
@@ -170,6 +171,25 @@ func BenchmarkStoreOne(b *testing.B) {
 			}
 			_, _ = s.Store(index.Slot(i%slots), events[i%len(events)])
 		}
+	})
+}
+
+// BenchmarkWriters has as many writers as processors (-cpu 1,2), each of a slot of
+// its own, that store chains of 32 blocks and remove the one that came 500 before.
+func BenchmarkWriters(b *testing.B) {
+	perStructure(b, func(b *testing.B, empty func() index.Structure) {
+		stores, removes := events(20_000)
+		s := empty()
+		var writers atomic.Uint32
+		b.ReportAllocs()
+		b.RunParallel(func(pb *testing.PB) {
+			slot := index.Slot(writers.Add(1))
+			for i := int(slot) * 7919; pb.Next(); i++ {
+				_, _ = s.Store(slot, stores[i%len(stores)])
+				s.Remove(slot, removes[(i+len(stores)-500)%len(removes)])
+			}
+		})
+		b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*eventBlocks), "ns/block")
 	})
 }
 

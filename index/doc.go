@@ -96,15 +96,17 @@
 // On the same files, in the processor's time of one thread on such a machine,
 // hashing and the processor's time for fresh memory included:
 //
-//	a block stored          18 to 40 ns; 7 ns if it is there; 470 ns in an event of its own
-//	a block removed         17 to 20 ns leaf first, 7 ns where seven slots are equal; 320 ns one by one in random order
-//	a query                 0.8 to 1.6 µs (8 to 256 workers), 17 µs with up to 7,000 answers
+//	a block stored          17 to 33 ns; 7 ns if it is there; 390 ns in an event of its own
+//	a block removed         10 to 17 ns leaf first, 6 ns where seven slots are equal; 220 ns one by one in random order
+//	a query                 0.7 to 1.4 µs (8 to 256 workers), 14 µs with up to 7,000 answers
+//	the best of 7,000       2.4 µs; the best ten 11 µs
 //	192 blocks, 64 depths   0.35 µs
-//	a (worker, block) pair  18 to 24 bytes shared with nobody, 5 shared by seven
-//	a dump                  13 to 20 ns a block
+//	a (worker, block) pair  17 to 24 bytes shared with nobody, 2.4 shared by seven
+//	a dump, a restore       1 to 4 ns and 22 to 29 ns a block
 //
-// A warm Find allocates nothing, nor does an event that changes nothing. New blocks
-// cost a share of a run and of the slot's own arrays. Taking a block out of the
+// A warm Find allocates nothing, nor does an event that changes nothing. Blocks that
+// come and go in runs that are there cost now and then an array of the slot's own,
+// new ones a share of a run too. Taking a block out of the
 // middle of a chain, or putting it back, is 0.5 µs however many are behind it.
 //
 // # Costs of the trees
