@@ -31,7 +31,7 @@ type slotRuns struct {
 	next      uint32 // address of the next block
 
 	// When to write the journal anew:
-	most  uint64 // next is above this
+	most  uint64 // next is above this, and far above what is held
 	limit int    // or there are more stretches
 	least int    // or fewer blocks are held
 
@@ -337,6 +337,9 @@ func (k *slotRuns) gained(r *run, a, b uint32) {
 		panic("BUG: more addresses of blocks than 32 bits can name")
 	}
 	k.next += b - a
+	if k.low != nil {
+		k.fillScan() // while they are in the cache: who scans once, scans again
+	}
 }
 
 // fillScan brings low and high up to the last address.
@@ -353,7 +356,11 @@ func (k *slotRuns) fillScan() {
 		k.low, k.high = both[:room:room], both[room:]
 	}
 	k.low, k.high = k.low[:n], k.high[:n]
-	for i := k.stretchOf(uint32(from + 1)); i < len(k.journal); i++ {
+	i := len(k.journal) - 1
+	for int(k.journal[i].at)-1 > from {
+		i--
+	}
+	for ; i < len(k.journal); i++ {
 		s := &k.journal[i]
 		a, end := max(int(s.at)-1, from), int(k.end(i))-1
 		low, high := k.low[a:end], k.high[a:end]
@@ -386,7 +393,7 @@ func (k *slotRuns) tidy() {
 	switch {
 	case k.held == 0:
 		k.reset()
-	case uint64(k.next) > k.most, len(k.journal) > k.limit, k.held < k.least:
+	case uint64(k.next) > max(k.most, 3*uint64(k.held)+uint64(k.x.slack)), len(k.journal) > k.limit, k.held < k.least:
 		k.rewrite()
 	}
 }
