@@ -44,6 +44,7 @@ type DutyEvent struct {
 // the snapshot topic. No records flow: the topic is paused.
 type Duty struct {
 	cl       *kgo.Client
+	cancel   context.CancelFunc // ends what the client waits for
 	group    string
 	instance string
 	events   chan DutyEvent
@@ -84,7 +85,10 @@ func NewDuty(cfg DutyConfig) (*Duty, error) {
 			}
 		}
 	}
+	ctx, cancel := context.WithCancel(context.Background())
+	d.cancel = cancel
 	opts := append(append([]kgo.Opt(nil), cfg.Opts...),
+		kgo.WithContext(ctx),
 		kgo.ConsumerGroup(d.group),
 		kgo.ConsumeTopics(cfg.Topic),
 		kgo.Balancers(kgo.CooperativeStickyBalancer()),
@@ -101,6 +105,7 @@ func NewDuty(cfg DutyConfig) (*Duty, error) {
 	}
 	cl, err := kgo.NewClient(opts...)
 	if err != nil {
+		cancel()
 		return nil, fmt.Errorf("snapshot duty: group %s: %w", d.group, err)
 	}
 	cl.PauseFetchTopics(cfg.Topic)
@@ -113,7 +118,8 @@ func NewDuty(cfg DutyConfig) (*Duty, error) {
 // Events returns what happens, in order. It is closed by Close.
 func (d *Duty) Events() <-chan DutyEvent { return d.events }
 
-// leaveTimeout bounds the wait for a broker that is away when a Duty closes.
+// leaveTimeout bounds the wait for a broker that is away when a Duty closes, or
+// that holds back the answer to a join until the others have joined too.
 const leaveTimeout = 2 * time.Second
 
 // Close leaves the group and returns when no event comes any more. It waits
@@ -125,8 +131,12 @@ func (d *Duty) Close() {
 		ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
 		_, _ = kadm.NewClient(d.cl).LeaveGroup(ctx, kadm.LeaveGroup(d.group).Reason("stopping").InstanceIDs(d.instance))
 		cancel()
+		d.cancel()
 	}
+	timer := time.AfterFunc(leaveTimeout, d.cancel)
 	d.cl.Close() // a nameless member leaves by this
+	timer.Stop()
+	d.cancel()
 	close(d.stop)
 	<-d.done
 	<-d.polled

@@ -190,3 +190,35 @@ func TestDutyOutsideTheGroup(t *testing.T) {
 		}
 	}
 }
+
+// A join that the broker does not answer, as while it waits for other members,
+// does not keep a Duty from closing.
+func TestDutyClosesWhileJoining(t *testing.T) {
+	for _, instance := range []string{"", "instance-1"} {
+		t.Run(instance, func(t *testing.T) {
+			b := testcontainers.NewKfake(t, testcontainers.KfakeConfig{})
+			topic := testcontainers.NewTopic(t, b, "snapshots", 1, map[string]string{"cleanup.policy": "compact"})
+			var once sync.Once
+			joining, goOn := make(chan struct{}), make(chan struct{})
+			defer close(goOn)
+			b.Cluster().ControlKey(int16(kmsg.JoinGroup), func(kmsg.Request) (kmsg.Response, error, bool) {
+				b.Cluster().KeepControl()
+				b.Cluster().SleepControl(func() {
+					once.Do(func() { close(joining) })
+					<-goOn
+				})
+				return nil, nil, false
+			})
+			d, err := NewDuty(DutyConfig{Group: "g", Topic: topic, Instance: instance, Opts: []kgo.Opt{kgo.SeedBrokers(b.Brokers()...)}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			<-joining
+			began := time.Now()
+			d.Close()
+			if took := time.Since(began); took > 5*leaveTimeout {
+				t.Errorf("closing took %v", took)
+			}
+		})
+	}
+}
