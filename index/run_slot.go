@@ -284,21 +284,23 @@ func (k *slotRuns) rewriteTable() {
 	}
 	for i := range k.journal {
 		s := &k.journal[i]
-		at := s.spot(k.end(i) - 1)
-		if at.ref == nil {
+		// Others may end a run that the slot has nothing of any more, at any moment.
+		r := s.ref.run.Load()
+		if r == nil {
 			continue
 		}
-		r := at.ref.run.Load()
-		if c := r.cutoff(k.slot); k.holes == 0 && c <= at.p {
+		last := k.end(i) - 1
+		p := s.pos + last - s.at - r.base
+		if c := r.cutoff(k.slot); k.holes == 0 && c <= p {
 			// The stretch's last ones were removed.
-			removed := at.p - c + 1
-			if removed > at.at-s.at {
+			removed := p - c + 1
+			if removed > last-s.at {
 				continue
 			}
-			at.p, at.at = at.p-removed, at.at-removed
+			p, last = p-removed, last-removed
 		}
-		if at.p < r.n.Load() {
-			k.put(r.seq(at.p), at.at)
+		if p < r.n.Load() {
+			k.put(r.seq(p), last)
 		}
 	}
 }

@@ -18,6 +18,7 @@ func TestSmallRunIndex(t *testing.T) {
 			empty := func() index.Structure { return index.NewSmallRunIndex(scan) }
 			t.Run("Contract", func(t *testing.T) { indextest.RunContract(t, empty) })
 			t.Run("Random", func(t *testing.T) { indextest.RunRandom(t, empty) })
+			t.Run("Turnover", func(t *testing.T) { indextest.RunTurnover(t, empty) })
 			t.Run("Concurrent", func(t *testing.T) { indextest.RunConcurrent(t, empty) })
 		})
 	}

@@ -18,6 +18,7 @@ import (
 func Run(t *testing.T, empty func() index.Structure) {
 	RunAlone(t, empty)
 	t.Run("Concurrent", func(t *testing.T) { RunConcurrent(t, empty) })
+	t.Run("Turnover", func(t *testing.T) { RunTurnover(t, empty) })
 	t.Run("Growth", func(t *testing.T) { RunGrowth(t, empty) })
 	t.Run("Restore", func(t *testing.T) { RunRestore(t, empty) })
 }
