@@ -51,6 +51,10 @@ func (p *partition) apply(r *kgo.Record) {
 			return
 		}
 	}
+	if k == nil && w != nil && w.saved(r.Offset) {
+		p.counts.add(recordsSkipped, 1)
+		return
+	}
 	if k == nil && len(p.lost) > 0 {
 		if l := p.lost[snapshot.ID{Worker: string(b.Worker), Rank: b.Rank}]; l != nil && r.Offset < l.from {
 			p.counts.add(recordsSkipped, 1)
@@ -170,22 +174,28 @@ func (p *partition) applyTo(k *rank, m *query.Model, r *kgo.Record, timestamp in
 		p.bad(r, recordsStaleEpoch, fmt.Errorf("worker %q rank %d: epoch %d, newer is %d", k.worker.name, k.number, b.Epoch, k.epoch))
 		return false
 	case k.retired:
+		p.refuses(k, r, timestamp)
 		p.bad(r, recordsRetired, fmt.Errorf("worker %q rank %d: epoch %d was retired", k.worker.name, k.number, b.Epoch))
 		return false
 	case k.producer != string(b.Producer):
 		k.dispute()
+		p.refuses(k, r, timestamp)
 		p.bad(r, recordsSecondProducer, fmt.Errorf("worker %q rank %d: epoch %d is producer %q's, not %.64q's", k.worker.name, k.number, k.epoch, k.producer, b.Producer))
 		return k.disputed
 	case !k.same(b):
 		k.dispute()
+		p.refuses(k, r, timestamp)
 		p.bad(r, recordsIdentityChange, fmt.Errorf("worker %q rank %d: epoch %d is of model %q, blocks of %d tokens, hasher %s; the record of %.64q, %d, %s", k.worker.name, k.number, k.epoch,
 			k.model.Name, k.model.BlockSize, k.model.Hasher, b.Model, b.BlockSize, b.Hasher))
 		return k.disputed
 	}
-	k.outlives(timestamp, p.grace())
-
 	seq := k.seq.Load()
 	heartbeat := len(b.Events) == 0
+	if b.Seq > seq || heartbeat && b.Seq == seq {
+		k.outlives(timestamp, p.grace())
+	} else {
+		p.refuses(k, r, timestamp)
+	}
 	if heartbeat {
 		p.counts.add(recordsHeartbeat, 1)
 	}
@@ -278,6 +288,10 @@ func (p *partition) event(k *rank, r *kgo.Record, e *schemas.Event, timestamp in
 		}
 		changed = true
 	case schemas.KindRetired:
+		if !k.known() {
+			p.losesWorker(k.worker, r.Offset, timestamp)
+			return false
+		}
 		for _, other := range k.worker.ranks {
 			if r.Offset >= other.restoredW && !other.retired {
 				p.counts.add(workersRetired, 1)

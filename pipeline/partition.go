@@ -34,6 +34,7 @@ type partition struct {
 	lost        map[snapshot.ID]*lostPast // of worker-ranks whose manifest cannot be read
 	lostAll     *lostPast                 // of all that have no manifest; nil if nothing is lost
 	untimed     []*lostPast               // whose end has not been read yet
+	spoiled     map[snapshot.ID]bool      // whose snapshot on the topic was damaged: a new manifest for it is not enough
 	blind       bool                      // restored without the snapshot topic, which was not there
 	loaded      int64                     // what restore put back: blocks
 	reading     time.Duration             // that the restore spent on the snapshot topic
@@ -59,6 +60,7 @@ func newPartition(s *Stage, n int32) *partition {
 		workers:     map[string]*worker{},
 		forgotten:   map[snapshot.ID]*goner{},
 		lost:        map[snapshot.ID]*lostPast{},
+		spoiled:     map[snapshot.ID]bool{},
 		leaderEpoch: -1,
 		nextExpiry:  never,
 	}
@@ -114,6 +116,7 @@ func (p *partition) Drop(reason error) {
 	clear(p.workers)
 	clear(p.forgotten)
 	clear(p.lost)
+	clear(p.spoiled)
 	p.lostAll, p.untimed = nil, nil
 	p.ranks.Store(0)
 	p.position, p.leaderEpoch, p.nextExpiry = 0, -1, never

@@ -60,6 +60,39 @@ func (p *partition) time(r *kgo.Record) {
 	})
 }
 
+// losesWorker has nothing known of a worker any more but what comes after a record
+// at offset that retires it, if it counts: nobody knows.
+func (p *partition) losesWorker(w *worker, offset, timestamp int64) {
+	l := p.loses(offset+1, timestamp)
+	for _, k := range w.ranks {
+		if offset < k.restoredW || k.retired && k.past == nil {
+			continue
+		}
+		if !k.retired {
+			k.blocks.Clear()
+			k.incomplete.Store(true)
+			k.show()
+		}
+		k.past, p.lost[k.id()] = l, l
+		k.changedAt, k.saved.dirty = offset+1, true
+		k.publish()
+	}
+}
+
+// refuses is for a record of an unknown worker-rank that is not applied, though
+// it may count: what it retires is unknown, and so is what was retired here and
+// may be alive, for the lost records have it forgotten earlier.
+func (p *partition) refuses(k *rank, r *kgo.Record, timestamp int64) {
+	switch {
+	case k.past == nil:
+	case slices.ContainsFunc(p.batch.Events, func(e schemas.Event) bool { return e.Kind == schemas.KindRetired }):
+		p.losesWorker(k.worker, r.Offset, timestamp)
+	case k.retired:
+		k.past = p.loses(r.Offset+1, timestamp)
+		p.lost[k.id()] = k.past
+	}
+}
+
 // lossOf returns what is lost of a worker-rank that is not known, nil if nothing is.
 func (p *partition) lossOf(id snapshot.ID) *lostPast {
 	if l := p.lost[id]; l != nil {
@@ -71,7 +104,7 @@ func (p *partition) lossOf(id snapshot.ID) *lostPast {
 // lostAt is what the floor says of the partition's loss: 0 if there is none or
 // it is over.
 func (p *partition) lostAt() int64 {
-	if p.lostAll == nil || p.lostAll.over(p.clock.newest.Load(), p.grace()) {
+	if p.lostAll == nil {
 		return 0
 	}
 	return p.lostAll.at

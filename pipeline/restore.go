@@ -92,6 +92,12 @@ func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consu
 		return fromStart()
 	}
 
+	for _, id := range table.IDs() {
+		if m := table.Manifest(id); m != nil && hasFloor && m.W < floor.Offset {
+			p.log.Error("snapshot of a worker-rank is older than the floor, which is not used", "worker", id.Worker, "rank", id.Rank, "offset", m.W, "floor", floor.Offset)
+			hasFloor = false
+		}
+	}
 	start, _ := fromStart()
 	if hasFloor && floor.Offset >= start {
 		start, p.lostAll, p.untimed = floor.Offset, nil, nil
@@ -114,7 +120,9 @@ func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consu
 		}
 		intact := true
 		for _, id := range damaged {
-			if err := p.loadRank(table, id, bounds); err != nil {
+			switch err := p.loadRank(table, id, bounds); {
+			case err == nil || errors.Is(err, snapshot.ErrNoManifest): // it was removed meanwhile
+			default:
 				intact = false
 				p.counts.add(restoresDamaged, 1)
 				p.damaged(table, id, bounds, start, err)
@@ -125,6 +133,9 @@ func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consu
 			// would have records passed over that matter to the damaged one.
 			p.Drop(nil)
 			p.loaded, start = 0, 0
+			for _, id := range damaged {
+				p.spoiled[id] = true
+			}
 		}
 	}
 	p.saver.offer(reader)
@@ -272,6 +283,7 @@ func (p *partition) restored(m *schemas.Manifest) (*rank, error) {
 	k.seq.Store(m.Seq)
 	if m.PastLostAt != 0 {
 		k.past, k.disputed = p.loses(m.W, m.PastLostAt), m.Disputed
+		p.lost[k.id()] = k.past
 	}
 	k.lastHeard.Store(m.LastHeard)
 	k.lastOffset, k.restoredW, k.changedAt = m.LastOffset, m.W, m.W

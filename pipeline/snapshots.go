@@ -202,9 +202,13 @@ func (p *partition) nextRound(now time.Time, budget *snapshot.Budget, all bool) 
 		return nil
 	}
 	for id, g := range p.forgotten {
-		if workers[id.Worker] && floor <= g.after && g.manifest.Worker != "" {
+		// One that stays for a loss must not hold the floor.
+		if g.manifest.Worker != "" && (workers[id.Worker] && floor <= g.after || len(workers) > 0 && !p.outlived(id)) {
 			m := g.manifest
 			m.W, m.LeaderEpoch = p.position, p.leaderEpoch
+			if l := p.lossOf(id); l != nil {
+				m.PastLostAt = l.at
+			}
 			r.Dumps = append(r.Dumps, snapshot.Dump{Manifest: m})
 		}
 	}
@@ -324,6 +328,7 @@ func (p *partition) saveDone(done roundResult, now time.Time) error {
 		if k := p.rank(id); k != nil && k.saved.inFlight {
 			k.saved.inFlight, k.saved.force = false, false
 			k.saved.manifest, k.saved.w, k.saved.at = true, k.saved.sent.w, now
+			delete(p.spoiled, id)
 		}
 	}
 	// A rank that was forgotten while its snapshot was being written has left
@@ -399,7 +404,7 @@ func (p *partition) adopt(done roundResult) error {
 	for _, w := range p.workers {
 		for _, k := range w.ranks {
 			w, ok := there[k.id()]
-			if k.saved.manifest && !ok {
+			if k.saved.manifest && !ok || p.spoiled[k.id()] {
 				k.saved.force = true
 			}
 			k.saved.manifest, k.saved.w = ok, w

@@ -33,6 +33,18 @@ func (w *worker) rank(n int32) *rank {
 	return nil
 }
 
+// saved reports whether the worker's snapshot holds a record at offset, whichever
+// rank it is of: all ranks are written at once, so one without a manifest was
+// forgotten, and what retired it is passed over with its sibling.
+func (w *worker) saved(offset int64) bool {
+	for _, k := range w.ranks {
+		if offset < k.restoredW {
+			return true
+		}
+	}
+	return false
+}
+
 // rank is one worker-rank: what a record is applied to. It belongs to its
 // partition's goroutine but for the atomics, which queries read.
 type rank struct {
