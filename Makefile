@@ -8,8 +8,8 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 build: ## bin/kvindex
 	go build -o bin/ ./cmd/kvindex
 
-test: lint build ## everything: lint, all tests under the race detector, each fuzz target for FUZZTIME (5s)
-	.ci/test race fuzz
+test: lint build ## everything: lint, all tests under the race detector, 1,000 interleavings of replicas, each fuzz target for FUZZTIME (5s)
+	.ci/test race long fuzz
 
 race: ## all tests under the race detector: unit, conformance, random, integration on kfake and on a real Kafka
 	.ci/test race

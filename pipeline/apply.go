@@ -163,14 +163,12 @@ func (p *partition) applyTo(k *rank, m *query.Model, r *kgo.Record, timestamp in
 	switch {
 	case k.model == nil || b.Epoch > k.epoch:
 		p.counts.add(epochs, 1)
-		l := k.past
-		if l == nil {
-			l = p.lossOf(k.id())
-		}
+		l := later(k.past, p.lossOf(k.id()))
 		k.begin(b, m, timestamp)
 		k.beginsAfter(l, timestamp, p.grace())
 		k.changedAt = r.Offset + 1
 	case b.Epoch < k.epoch:
+		p.refuses(k, r, timestamp)
 		p.bad(r, recordsStaleEpoch, fmt.Errorf("worker %q rank %d: epoch %d, newer is %d", k.worker.name, k.number, b.Epoch, k.epoch))
 		return false
 	case k.retired:

@@ -79,26 +79,29 @@ func (p *partition) losesWorker(w *worker, offset, timestamp int64) {
 	}
 }
 
-// refuses is for a record of an unknown worker-rank that is not applied, though
-// it may count: what it retires is unknown, and so is what was retired here and
-// may be alive, for the lost records have it forgotten earlier.
+// refuses is for a record of an unknown worker-rank that is not applied, though it
+// may count, if the lost records have had the rank forgotten: what it retires is
+// unknown then, and the rank itself has been heard. So the loss ends here.
 func (p *partition) refuses(k *rank, r *kgo.Record, timestamp int64) {
 	switch {
 	case k.past == nil:
 	case slices.ContainsFunc(p.batch.Events, func(e schemas.Event) bool { return e.Kind == schemas.KindRetired }):
 		p.losesWorker(k.worker, r.Offset, timestamp)
-	case k.retired:
+	default:
 		k.past = p.loses(r.Offset+1, timestamp)
 		p.lost[k.id()] = k.past
 	}
 }
 
-// lossOf returns what is lost of a worker-rank that is not known, nil if nothing is.
-func (p *partition) lossOf(id snapshot.ID) *lostPast {
-	if l := p.lost[id]; l != nil {
-		return l
+// lossOf returns what was last lost of a worker-rank, nil if nothing was.
+func (p *partition) lossOf(id snapshot.ID) *lostPast { return later(p.lost[id], p.lostAll) }
+
+// later returns that of two losses which ends later; nil is none.
+func later(a, b *lostPast) *lostPast {
+	if b == nil || a != nil && a.at >= b.at {
+		return a
 	}
-	return p.lostAll
+	return b
 }
 
 // lostAt is what the floor says of the partition's loss: 0 if there is none or
