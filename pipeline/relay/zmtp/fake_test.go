@@ -143,7 +143,7 @@ func testConfig(scripts ...script) Config {
 // trace runs a socket until there is no peer any more, or for at most limit
 // events, and returns what happened; messages in full, the rest by name. The
 // last error is the last that was not errNoPeer.
-func trace(t *testing.T, cfg Config, limit int) (events []string, last error, took time.Duration) {
+func trace(t *testing.T, cfg Config, limit int) (events []string, took time.Duration, last error) {
 	t.Helper()
 	s, err := NewSub(cfg)
 	if err != nil {
@@ -164,7 +164,7 @@ func trace(t *testing.T, cfg Config, limit int) (events []string, last error, to
 		}
 		events = append(events, describe(e))
 	}
-	return events, last, took
+	return events, took, last
 }
 
 func describe(e Event) string {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 )
 
@@ -53,7 +54,9 @@ func (c *conn) greet(ctx context.Context) error {
 			c.base, c.next = greetingLen, greetingLen
 			return nil
 		}
-		if err := c.fill(ctx, greetingLen); err != nil {
+		if err := c.fill(ctx, greetingLen); errors.Is(err, io.ErrUnexpectedEOF) {
+			return fmt.Errorf("the peer hung up within the greeting, as libzmq does when it wants another mechanism than NULL: %w", err)
+		} else if err != nil {
 			return err
 		}
 	}

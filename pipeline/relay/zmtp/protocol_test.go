@@ -93,7 +93,7 @@ func TestProtocolErrors(t *testing.T) {
 				}
 				cfg := testConfig(s)
 				cfg.MaxFrame, cfg.MaxMessage, cfg.MaxFrames = 200, 300, 4
-				events, err, took := trace(t, cfg, 10)
+				events, took, err := trace(t, cfg, 10)
 				if !slices.Equal(events, c.events) {
 					t.Errorf("events %v, want %v", events, c.events)
 				}
@@ -134,7 +134,7 @@ func TestAllowed(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				events, err, _ := trace(t, testConfig(send(c.sends)), 10)
+				events, _, err := trace(t, testConfig(send(c.sends)), 10)
 				if want := append(append([]string{"connected"}, c.events...), "disconnected"); !slices.Equal(events, want) {
 					t.Errorf("events %v, want %v", events, want)
 				}
@@ -167,7 +167,7 @@ func TestCutOffAnywhere(t *testing.T) {
 				}
 				want = append(want, "disconnected")
 			}
-			events, err, _ := trace(t, testConfig(func(p *fake) {
+			events, _, err := trace(t, testConfig(func(p *fake) {
 				for _, b := range stream[:n] {
 					p.Write([]byte{b})
 				}
