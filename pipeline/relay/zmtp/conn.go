@@ -16,7 +16,7 @@ import (
 
 const (
 	bufferMin  = 64 << 10 // what a connection begins with
-	bufferKeep = 1 << 20  // a larger buffer goes when it is empty
+	bufferKeep = 1 << 20  // a larger buffer goes when what is in it fits into a new one
 )
 
 // conn is one connection. It has no goroutine; one at a time may use it, but
@@ -92,11 +92,13 @@ func (c *conn) message(ctx context.Context) ([][]byte, error) {
 	c.frames = c.frames[:0]
 	if len(c.spans) == 0 { // else a message was left half read
 		c.base = c.next
-		if c.base == c.end {
+		rest := c.buf[c.next:c.end]
+		if len(c.buf) > bufferKeep && len(rest) < bufferMin {
+			c.buf = make([]byte, bufferMin)
+			c.base, c.next, c.end = 0, 0, copy(c.buf, rest)
+		}
+		if len(rest) == 0 {
 			c.base, c.next, c.end = 0, 0, 0
-			if len(c.buf) > bufferKeep {
-				c.buf = make([]byte, bufferMin)
-			}
 		}
 	}
 	for {

@@ -31,7 +31,7 @@
 //
 // A connection has one read buffer of 64 KiB that grows by doubling as bytes
 // arrive, never because a header announces them, up to the largest message
-// allowed; a buffer over 1 MiB is given back as soon as it is empty. A warm
+// allowed; a buffer over 1 MiB is given back as soon as it is nearly empty. A warm
 // reader allocates nothing per message while messages fit into 1 MiB and the
 // caller keeps to one context.
 package zmtp

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"syscall"
 )
 
 // socketTypes are ours, and those that the peer may be.
@@ -54,8 +55,8 @@ func (c *conn) greet(ctx context.Context) error {
 			c.base, c.next = greetingLen, greetingLen
 			return nil
 		}
-		if err := c.fill(ctx, greetingLen); errors.Is(err, io.ErrUnexpectedEOF) {
-			return fmt.Errorf("the peer hung up within the greeting, as libzmq does when it wants another mechanism than NULL: %w", err)
+		if err := c.fill(ctx, greetingLen); err == io.EOF || err == io.ErrUnexpectedEOF || errors.Is(err, syscall.ECONNRESET) {
+			return fmt.Errorf("the peer hung up in the greeting, as libzmq does when it wants another mechanism than NULL: %w", err)
 		} else if err != nil {
 			return err
 		}
