@@ -284,9 +284,10 @@ func (c *conn) room(need int) {
 		c.base = 0
 	}
 	if c.end == len(c.buf) {
-		// Full of a message within the limits, the rest of which is to come.
+		// Full of a message within the limits, and perhaps a command, the rest of
+		// which is to come; so it is smaller than the largest.
 		largest := c.cfg.MaxMessage + (c.cfg.MaxFrames+1)*headerMax + maxCommand
-		buf := make([]byte, min(2*len(c.buf), max(largest, len(c.buf)+1)))
+		buf := make([]byte, min(2*len(c.buf), largest))
 		copy(buf, c.buf[:c.end])
 		c.buf = buf
 	}
@@ -314,23 +315,21 @@ func (c *conn) silence() error {
 // still be messages to read, and reading tells of the end after them; so only a
 // peer that is there but does not read is an error here.
 func (c *conn) tell(b []byte) error {
-	if err := c.write(b, time.Time{}); errors.Is(err, os.ErrDeadlineExceeded) {
+	if err := c.write(context.Background(), b); errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("writing: %w", err)
 	}
 	return nil
 }
 
-// write writes b, before the deadline, if there is one, and within the time
-// limit. After an error the connection is of no use. It takes b as the buffer
-// for the next write.
-func (c *conn) write(b []byte, deadline time.Time) error {
+// write writes b, which becomes the buffer for the next write. After an error
+// the connection is good for reading at most.
+func (c *conn) write(ctx context.Context, b []byte) error {
 	c.out = b[:0]
-	by := time.Now().Add(c.cfg.WriteTimeout)
-	if !deadline.IsZero() && deadline.Before(by) {
-		by = deadline
-	}
-	if err := c.nc.SetWriteDeadline(by); err != nil {
+	if err := c.nc.SetWriteDeadline(time.Now().Add(c.cfg.WriteTimeout)); err != nil {
 		return err
+	}
+	if ctx.Done() != nil {
+		defer context.AfterFunc(ctx, func() { c.nc.SetWriteDeadline(time.Unix(1, 0)) })()
 	}
 	_, err := c.nc.Write(b)
 	return err
@@ -346,11 +345,5 @@ func (c *conn) send(ctx context.Context, frames [][]byte) error {
 		}
 		b = append(appendHeader(b, flags, len(f)), f...)
 	}
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	deadline, _ := ctx.Deadline()
-	stop := context.AfterFunc(ctx, func() { c.nc.SetWriteDeadline(time.Unix(1, 0)) })
-	defer stop()
-	return c.write(b, deadline)
+	return c.write(ctx, b)
 }

@@ -37,10 +37,14 @@ func (d *Dealer) Send(ctx context.Context, frames ...[]byte) error {
 			return err
 		}
 	}
-	if err := d.conn.send(ctx, frames); err != nil {
-		return d.lost(err)
+	err := d.conn.send(ctx, frames)
+	if err != nil {
+		err = d.lost(err)
+		if err != ErrClosed && ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
 	}
-	return nil
+	return err
 }
 
 // Recv waits for the next message. The frames are good until the next call of

@@ -4,9 +4,10 @@
 //
 // There are no goroutines here. Whoever calls [Sub.Next] or [Dealer.Recv] does
 // all the work in that call: connecting, waiting before the next attempt,
-// heartbeats, decoding. So nothing is queued, a slow caller makes the peer queue
-// (and at its high-water mark drop), and an event tells exactly between which
-// two messages a connection was lost.
+// heartbeats, decoding. So nothing is queued, and an event tells exactly between
+// which two messages a connection was lost. A slow caller makes the peer queue,
+// and drop at its high-water mark, which no event can tell; that, too, is for
+// sequence numbers in the messages.
 //
 // # Protocol
 //
@@ -25,7 +26,7 @@
 //
 // A subscription takes effect when the publisher has read it, which nothing in
 // the protocol confirms: after [Connected] the first messages may still be
-// missed. Sequence numbers in the messages have to tell.
+// missed.
 //
 // # Cost and memory
 //

@@ -1,4 +1,4 @@
-// This file fuzzes the reader.
+// This file fuzzes the handshake and the reader.
 
 package zmtp
 
@@ -127,6 +127,29 @@ func FuzzReader(f *testing.F) {
 			if i >= len(want) || !slices.Equal(got, want[i]) {
 				t.Fatalf("message %d is %q", i, got)
 			}
+		}
+	})
+}
+
+// FuzzHandshake: whatever a peer begins with, in pieces of any size, it is taken
+// only when it could be a publisher, and the buffer stays as it was.
+func FuzzHandshake(f *testing.F) {
+	for _, c := range [][]byte{
+		hello(0), hello(1), append(hello(1), message("a")...), append(greeting(1), ready("PULL")...),
+		append(greeting(1), command("ERROR", "\x05go on")...), append(greeting(1), command("READY", "\x01a\xff\xff\xff\xff")...),
+		[]byte("HTTP/1.1 400 Bad Request\r\n"), {1, 0}, {0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 1, 1},
+	} {
+		f.Add(c, uint16(7))
+	}
+	cfg := DefaultConfig("tcp://fuzz:1")
+	f.Fuzz(func(t *testing.T, stream []byte, chunk uint16) {
+		c := newConn(&replay{in: slices.Clone(stream), chunk: int(chunk) + 1}, &cfg)
+		err := c.handshake(t.Context(), "SUB")
+		if len(c.buf) != bufferMin {
+			t.Errorf("a buffer of %d bytes", len(c.buf))
+		}
+		if err == nil && !(c.established && bytes.HasPrefix(stream, []byte{0xff}) && bytes.Contains(stream, []byte("\x05READY"))) {
+			t.Errorf("%q is taken", stream)
 		}
 	})
 }

@@ -11,10 +11,12 @@ import (
 	"syscall"
 )
 
-// socketTypes are ours, and those that the peer may be.
+// socketTypes are ours, and those that the peer may be. A DEALER may talk to a
+// DEALER too, but not here: TCP can connect a socket to itself, when nobody
+// listens on a port that it may choose as its own.
 var socketTypes = map[string][]string{
 	"SUB":    {"PUB", "XPUB"},
-	"DEALER": {"ROUTER", "DEALER", "REP"},
+	"DEALER": {"ROUTER"},
 }
 
 // handshake makes the connection ready for messages. The caller closes it on an error.

@@ -39,7 +39,9 @@ func newPeer(cfg Config, socketType string) (*peer, error) {
 	}
 	p := &peer{cfg: cfg, socketType: socketType, dialer: cfg.dial, backoff: cfg.MinBackoff}
 	if p.dialer == nil {
-		p.dialer = (&net.Dialer{Timeout: cfg.HandshakeTimeout}).DialContext
+		// Keep-alive is all there is with peers without PING: gone after 30 s.
+		keep := net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}
+		p.dialer = (&net.Dialer{Timeout: cfg.HandshakeTimeout, KeepAliveConfig: keep}).DialContext
 	}
 	p.life, p.end = context.WithCancel(context.Background())
 	return p, nil

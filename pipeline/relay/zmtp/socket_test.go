@@ -344,7 +344,7 @@ func TestDealer(t *testing.T) {
 				p.Write(slices.Concat(message("", "7"), message("", "8")))
 			}
 		}
-		cfg := testConfig(send(router), answers, send(hello(1)), stall(answers))
+		cfg := testConfig(send(router), answers, send(hello(1)), send(greeting(1), ready("DEALER")), stall(answers))
 		cfg.Topics = nil
 		d, err := NewDealer(cfg)
 		if err != nil {
@@ -370,8 +370,10 @@ func TestDealer(t *testing.T) {
 		recv("|8", nil)
 		recv("", io.EOF)
 		recv("", ErrNotConnected)
-		if err := ask(); !errors.Is(err, ErrProtocol) {
-			t.Errorf("a DEALER to a PUB: %v", err)
+		for _, other := range []string{"PUB", "DEALER"} {
+			if err := ask(); !errors.Is(err, ErrProtocol) || !strings.Contains(err.Error(), other) {
+				t.Errorf("a DEALER to a %s: %v", other, err)
+			}
 		}
 		if err := ask(); err != nil {
 			t.Fatal(err)
@@ -385,6 +387,37 @@ func TestDealer(t *testing.T) {
 		d.Close()
 		recv("", ErrClosed)
 		if err := ask(); err != ErrClosed {
+			t.Error(err)
+		}
+	})
+}
+
+// Send ends with its context, also when the peer does not read.
+func TestSendContextEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ours, theirs := net.Pipe()
+		defer theirs.Close()
+		cfg := DefaultConfig("tcp://fake:1")
+		cfg.Topics = nil
+		cfg.dial = func(context.Context, string, string) (net.Conn, error) { return ours, nil }
+		go func() {
+			io.ReadFull(theirs, make([]byte, greetingLen))
+			theirs.Write(append(greeting(1), ready("ROUTER")...))
+			io.ReadFull(theirs, make([]byte, len(appendCommand(nil, "READY", appendMetadata(nil, "Socket-Type", "DEALER")))))
+		}()
+		d, err := NewDealer(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer d.Close()
+		gone := errors.New("gone")
+		ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, gone)
+		defer cancel()
+		began := time.Now()
+		if err := d.Send(ctx, []byte("request")); err != gone || time.Since(began) != time.Second {
+			t.Errorf("after %v: %v", time.Since(began), err)
+		}
+		if _, err := d.Recv(t.Context()); err != ErrNotConnected {
 			t.Error(err)
 		}
 	})
