@@ -1,0 +1,38 @@
+// This file has the bounds of decoding and the errors of whole payloads.
+
+package engine
+
+import "errors"
+
+// Errors of a whole payload. What was decoded before the fault is in the Batch
+// and was really announced; what follows it is lost, as in a gap.
+var (
+	ErrTruncated     = errors.New("payload ends too early")
+	ErrMalformed     = errors.New("payload is not well formed")
+	ErrEnvelope      = errors.New("payload is not a batch of events")
+	ErrTooLarge      = errors.New("payload is larger than allowed")
+	ErrTooManyEvents = errors.New("payload has more events than allowed")
+)
+
+// Limits bound what a payload may ask for. A field that is 0 means its default.
+//
+// A Batch takes some 5 bytes of memory for each byte of the largest payload it
+// decoded, and some 400 for each event. Nesting needs no bound: unknown values
+// are passed over without recursion.
+type Limits struct {
+	MaxBytes  int // of a payload; default 32 MiB
+	MaxEvents int // of a payload; default 65,536
+}
+
+// DefaultLimits are the defaults of each field.
+var DefaultLimits = Limits{MaxBytes: 32 << 20, MaxEvents: 1 << 16}
+
+func (l Limits) withDefaults() Limits {
+	if l.MaxBytes <= 0 {
+		l.MaxBytes = DefaultLimits.MaxBytes
+	}
+	if l.MaxEvents <= 0 {
+		l.MaxEvents = DefaultLimits.MaxEvents
+	}
+	return l
+}
