@@ -24,6 +24,12 @@ type aside struct {
 	next, prev *aside // others waiting for parent
 }
 
+// adopted is an engine hash that became known and the tiers where it was aside.
+type adopted struct {
+	hash  uint64
+	tiers uint8
+}
+
 // same reports whether the block's content is c, as far as events say it.
 func (a *aside) same(c *content) bool {
 	return a.lora == c.lora && (a.salt == c.salt || a.salt == "" || c.salt == "") &&
@@ -31,7 +37,8 @@ func (a *aside) same(c *content) bool {
 }
 
 // setAside keeps a block whose parent is not known.
-func (m *Mapping) setAside(h, parent uint64, c *content, bit uint8) Reason {
+func (m *Mapping) setAside(h, parent uint64, c *content, t index.Tier) Reason {
+	bit := uint8(1) << t
 	a := m.aside[h]
 	if a != nil && a.content {
 		if a.parent != parent || !a.same(c) {
@@ -122,11 +129,10 @@ func (m *Mapping) placeholders(e *Event, t index.Tier, out *Output) {
 
 // adopt brings in what waited for the fresh hashes, parents first.
 func (m *Mapping) adopt(out *Output) {
-	for i := 0; i < len(m.adopted); i += 2 {
-		h, tiers := m.adopted[i], uint8(m.adopted[i+1])
+	for _, a := range m.adopted {
 		for t := range index.Tier(index.Tiers) {
-			if tiers&(1<<t) != 0 && m.engine[h].tiers&(1<<t) == 0 {
-				m.hold(h, t, out)
+			if a.tiers&(1<<t) != 0 && m.engine[a.hash].tiers&(1<<t) == 0 {
+				m.hold(a.hash, t, out)
 			}
 		}
 	}

@@ -373,6 +373,14 @@ func metadata(e *Event, p []byte) ([]byte, fault) {
 	return p, faultNone
 }
 
+// part is what of s was appended from start on, nil if nothing was.
+func part[T any](s []T, start int) []T {
+	if start == len(s) {
+		return nil
+	}
+	return s[start:len(s):len(s)]
+}
+
 func (b *Batch) readHashes(p []byte) ([]uint64, []byte, fault) {
 	n, p, f := arrayLen(p)
 	if f != faultNone {
@@ -386,7 +394,7 @@ func (b *Batch) readHashes(p []byte) ([]uint64, []byte, fault) {
 		}
 		b.hashes = append(b.hashes, h)
 	}
-	return b.hashes[start:len(b.hashes):len(b.hashes)], p, faultNone
+	return part(b.hashes, start), p, faultNone
 }
 
 // readTokens reads numbers, strings (which are not usable), or pairs of them.
@@ -433,8 +441,7 @@ func (b *Batch) readTokens(e *Event, p []byte) ([]byte, fault) {
 	if pairs != 0 && pairs != n {
 		return p, faultType
 	}
-	e.Tokens = b.tokens[start:len(b.tokens):len(b.tokens)]
-	e.Seconds = b.seconds[seconds:len(b.seconds):len(b.seconds)]
+	e.Tokens, e.Seconds = part(b.tokens, start), part(b.seconds, seconds)
 	e.Usable = usable
 	return p, faultNone
 }
@@ -505,7 +512,7 @@ func (b *Batch) readKeys(e *Event, p []byte) ([]byte, fault) {
 			b.keys = append(b.keys, k)
 		}
 	}
-	e.Keys = b.keys[start:len(b.keys):len(b.keys)]
+	e.Keys = part(b.keys, start)
 	return p, faultNone
 }
 
@@ -588,6 +595,6 @@ func (b *Batch) readAhead(e *Event, p []byte) ([]byte, fault) {
 			b.ahead = append(b.ahead, a)
 		}
 	}
-	e.Ahead = b.ahead[start:len(b.ahead):len(b.ahead)]
+	e.Ahead = part(b.ahead, start)
 	return p, faultNone
 }

@@ -129,7 +129,10 @@ type Batch struct {
 	ahead   []Ahead
 }
 
+// reset empties b. What it held is zeroed, so that no payload is kept alive.
 func (b *Batch) reset() {
+	clear(b.Events)
+	clear(b.keys)
 	*b = Batch{
 		Events: b.Events[:0],
 		hashes: b.hashes[:0], tokens: b.tokens[:0], seconds: b.seconds[:0],

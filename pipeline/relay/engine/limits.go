@@ -21,11 +21,11 @@ var (
 // are passed over without recursion.
 type Limits struct {
 	MaxBytes  int // of a payload; default 32 MiB
-	MaxEvents int // of a payload; default 65,536
+	MaxEvents int // of a payload; default 131,072
 }
 
 // DefaultLimits are the defaults of each field.
-var DefaultLimits = Limits{MaxBytes: 32 << 20, MaxEvents: 1 << 16}
+var DefaultLimits = Limits{MaxBytes: 32 << 20, MaxEvents: 1 << 17}
 
 func (l Limits) withDefaults() Limits {
 	if l.MaxBytes <= 0 {

@@ -71,6 +71,7 @@ type Mapping struct {
 	aside    map[uint64]*aside       // by engine hash: blocks whose prefix is not known; never also in engine
 	waiting  map[uint64]*aside       // by the parent's engine hash: the first of those in aside
 	asideLen int                     // tokens in aside
+	held     [index.Tiers]int        // of blocks, those that are held there
 	salts    salts                   // of blocks
 	group    int64                   // the main group, only if hasGroup
 	window   int64                   // the main group's, 0 if engines don't say
@@ -80,7 +81,7 @@ type Mapping struct {
 	// Scratch of one Apply.
 	run     []index.LocalHash
 	fresh   []uint64 // hashes that became known
-	adopted []uint64 // of those, the ones that were aside
+	adopted []adopted
 	queue   []uint64
 	win     []uint32
 	local   [1]index.LocalHash
@@ -134,21 +135,15 @@ func (m *Mapping) clear() {
 	m.aside = make(map[uint64]*aside)
 	m.waiting = make(map[uint64]*aside)
 	m.asideLen = 0
+	m.held = [index.Tiers]int{}
 	m.salts = salts{}
 }
 
-// Len returns the number of blocks that kvindex is told of, over all tiers, and
-// of engine hashes that are kept aside.
-func (m *Mapping) Len() (blocks, aside int) {
-	for _, b := range m.blocks {
-		for _, n := range b.refs {
-			if n > 0 {
-				blocks++
-			}
-		}
-	}
-	return blocks, len(m.aside)
-}
+// Len returns how many blocks kvindex is told of in a tier.
+func (m *Mapping) Len(t index.Tier) int { return m.held[t] }
+
+// Hashes returns how many engine hashes are known, and how many kept aside.
+func (m *Mapping) Hashes() (known, aside int) { return len(m.engine), len(m.aside) }
 
 // Apply adds to out what e changes. It costs a few hundred nanoseconds a block.
 func (m *Mapping) Apply(e *Event, out *Output) {
@@ -354,10 +349,9 @@ func (m *Mapping) hash(c *content, salt string) index.LocalHash {
 // walk stores the first n blocks of e.
 func (m *Mapping) walk(e *Event, t index.Tier, n int, out *Output) {
 	r := reader{m: m, e: e}
-	bit := uint8(1) << t
-	parent, hasParent := e.Parent, e.HasParent // engine hash of the block before
-	prev, known := prefix{position: -1}, !hasParent
-	if hasParent {
+	parent := e.Parent // engine hash of the block before
+	prev, known := prefix{position: -1}, !e.HasParent
+	if e.HasParent {
 		if en, ok := m.engine[parent]; ok {
 			prev, known = m.prefixOf(en.seq), true
 		}
@@ -377,32 +371,22 @@ func (m *Mapping) walk(e *Event, t index.Tier, n int, out *Output) {
 			en, held := m.engine[h]
 			switch {
 			case held:
-				b := m.blocks[en.seq]
-				now = prefix{seq: en.seq, position: b.position, salt: b.salt}
-				salt := m.salts.name(b.salt)
-				if c.salt != "" && c.salt != salt || m.hash(&c, salt) != b.local || known && !b.follows(prev) {
-					why = Contradiction
-					break
-				}
-				if !known {
+				now, news, why = m.confirm(h, en, &c, prev, known, t)
+				if why == reasonNone && !known {
+					b := m.blocks[en.seq]
 					prev, known = m.prefixBefore(&b), true
-				}
-				if en.tiers&bit != 0 {
-					m.Counts[Duplicate]++
-				} else {
-					news = m.add(h, en, t)
 				}
 			case known:
 				now, news, why = m.know(h, &c, prev, t, parent)
 			default:
-				why = m.setAside(h, parent, &c, bit)
+				why = m.setAside(h, parent, &c, t)
 			}
 		}
 		if why != reasonNone {
 			m.leaveOut(why, n-i)
 			break
 		}
-		parent, hasParent = h, true
+		parent = h
 		if !known {
 			continue
 		}
@@ -410,7 +394,7 @@ func (m *Mapping) walk(e *Event, t index.Tier, n int, out *Output) {
 			before = prev
 		}
 		if news || len(m.run) > 0 {
-			m.run = append(m.run, m.blocks[now.seq].local)
+			m.run = append(m.run, now.local)
 		}
 		if news {
 			length, tail = len(m.run), now
@@ -445,9 +429,11 @@ func (m *Mapping) has(h uint64) bool {
 	return ok
 }
 
-// prefix is a chain of blocks whose hash is known; position -1: the empty one.
+// prefix is a chain of blocks whose hash is known, told by its last one;
+// position -1: the empty one.
 type prefix struct {
 	seq      index.SeqHash
+	local    index.LocalHash // if needed
 	position int32
 	salt     uint32
 }
@@ -481,6 +467,22 @@ func (p prefix) after(l index.LocalHash) (index.SeqHash, bool) {
 	return seq, seq != 0 && seq != p.seq && p.position < 1<<31-2
 }
 
+// confirm holds the content of a block whose engine hash is known to what it
+// was, and notes that it is held in t. prev counts only if known.
+func (m *Mapping) confirm(h uint64, en entry, c *content, prev prefix, known bool, t index.Tier) (now prefix, news bool, why Reason) {
+	b := m.blocks[en.seq]
+	salt := m.salts.name(b.salt)
+	if c.salt != "" && c.salt != salt || m.hash(c, salt) != b.local || known && !b.follows(prev) {
+		return now, false, Contradiction
+	}
+	if en.tiers&(1<<t) != 0 {
+		m.Counts[Duplicate]++
+	} else {
+		news = m.add(h, en, t)
+	}
+	return prefix{seq: en.seq, local: b.local, position: b.position, salt: b.salt}, news, reasonNone
+}
+
 // know makes known the block of an engine hash that was not, or was aside, as one
 // after prev, held in t. parent is the engine hash of the block before.
 func (m *Mapping) know(h uint64, c *content, prev prefix, t index.Tier, parent uint64) (now prefix, news bool, why Reason) {
@@ -496,12 +498,12 @@ func (m *Mapping) know(h uint64, c *content, prev prefix, t index.Tier, parent u
 	if !ok {
 		return now, false, NullHash
 	}
-	now.seq = seq
+	now.seq, now.local = seq, local
 	if a := m.aside[h]; a != nil {
 		if a.content && (prev.position < 0 || a.parent != parent || a.salt != "" && a.salt != salt || !a.same(c)) {
 			return now, false, Contradiction
 		}
-		m.adopted = append(m.adopted, h, uint64(a.tiers))
+		m.adopted = append(m.adopted, adopted{h, a.tiers})
 		m.takeBack(a)
 		m.Counts[Adopted]++
 	}
@@ -529,7 +531,11 @@ func (m *Mapping) ref(seq index.SeqHash, t index.Tier, made *block) bool {
 	}
 	b.refs[t]++
 	m.blocks[seq] = b
-	return b.refs[t] == 1
+	if b.refs[t] > 1 {
+		return false
+	}
+	m.held[t]++
+	return true
 }
 
 // removed maps a removal.
@@ -571,6 +577,7 @@ func (m *Mapping) drop(h uint64, mask uint8, out *Output) bool {
 			continue
 		}
 		if b.refs[t]--; b.refs[t] == 0 {
+			m.held[t]--
 			out.remove(t, en.seq)
 		}
 	}

@@ -26,12 +26,18 @@ func newMapping(t testing.TB, e Engine, blockSize int) *Mapping {
 	return m
 }
 
+// tb is what of a test both testing and rapid have.
+type tb interface {
+	Helper()
+	Fatalf(format string, args ...any)
+}
+
 // holding is what kvindex holds after events: sequence hashes by tier.
 type holding [index.Tiers]map[index.SeqHash]bool
 
 // apply applies events as the index would, and fails for one that it would refuse
 // or that says something twice.
-func (h *holding) apply(t testing.TB, events []schemas.Event) {
+func (h *holding) apply(t tb, events []schemas.Event) {
 	t.Helper()
 	for _, e := range events {
 		if h[e.Tier] == nil {
@@ -224,7 +230,7 @@ func applied(m *Mapping, b *Batch) []schemas.Event {
 }
 
 // checkDump holds m.Dump to what the events gave, and a loaded m to m.
-func checkDump(t testing.TB, m *Mapping, want *holding) {
+func checkDump(t tb, m *Mapping, want *holding) {
 	t.Helper()
 	var got holding
 	for tier, s := range m.Dump {

@@ -109,8 +109,8 @@ func (m *Mapping) Load(p []byte) error {
 	n.clear()
 	h := m.cfg.Hasher
 	r := stateReader{p: body[header:]}
-	if Engine(body[5]) != m.cfg.Engine || index.Hasher(body[6]) != h.Scheme || body[7] != flag(h.Eagle) ||
-		r.u64() != uint64(h.BlockSize) {
+	if size := r.u64(); Engine(body[5]) != m.cfg.Engine || index.Hasher(body[6]) != h.Scheme || body[7] != flag(h.Eagle) ||
+		!r.bad && size != uint64(h.BlockSize) {
 		return ErrConfig
 	}
 	n.chained, n.hasGroup = body[8] == 1, body[9] == 1
@@ -121,6 +121,9 @@ func (m *Mapping) Load(p []byte) error {
 	n.loadAside(&r)
 	for _, b := range n.blocks {
 		r.bad = r.bad || b.refs == [index.Tiers]uint32{}
+		if p, ok := n.blocks[b.parent]; ok && b.position > 0 {
+			r.bad = r.bad || p.position != b.position-1
+		}
 	}
 	if r.bad || len(r.p) > 0 {
 		return ErrState
@@ -181,7 +184,9 @@ func (m *Mapping) loadEngine(r *stateReader) {
 		m.engine[h] = en
 		for t := range b.refs {
 			if en.tiers&(1<<t) != 0 {
-				b.refs[t]++
+				if b.refs[t]++; b.refs[t] == 1 {
+					m.held[t]++
+				}
 			}
 		}
 		m.blocks[en.seq] = b

@@ -166,7 +166,7 @@ func (b *Batch) jsonEvent(raw []byte) {
 		for _, h := range j.Data.Hashes {
 			b.hashes = append(b.hashes, uint64(h))
 		}
-		if e.Hashes = b.hashes[start:len(b.hashes):len(b.hashes)]; len(e.Hashes) == 0 {
+		if e.Hashes = part(b.hashes, start); len(e.Hashes) == 0 {
 			b.lose(MissingField, true)
 			return
 		}
@@ -181,7 +181,7 @@ func (b *Batch) jsonEvent(raw []byte) {
 		}
 		e.Kind = Moved
 		b.hashes = append(b.hashes, uint64(*j.Data.Hash))
-		e.Hashes = b.hashes[len(b.hashes)-1 : len(b.hashes) : len(b.hashes)]
+		e.Hashes = part(b.hashes, len(b.hashes)-1)
 		e.Medium, e.OldMedium = levelMedium(j.Data.Level.New), levelMedium(j.Data.Level.Old)
 		b.Events = append(b.Events, e)
 	case "stored":
@@ -258,11 +258,10 @@ func (b *Batch) jsonRun(e Event, run []jsonBlock) bool {
 			b.keys = append(b.keys, key)
 		}
 	}
-	e.Hashes = b.hashes[hashes:len(b.hashes):len(b.hashes)]
-	e.Tokens = b.tokens[tokens:len(b.tokens):len(b.tokens)]
+	e.Hashes, e.Tokens = part(b.hashes, hashes), part(b.tokens, tokens)
 	e.Usable = min(e.Usable, len(e.Tokens))
 	if len(b.keys) > keys {
-		e.Keys, e.KeyBlocks = b.keys[keys:len(b.keys):len(b.keys)], len(run)
+		e.Keys, e.KeyBlocks = part(b.keys, keys), len(run)
 	}
 	b.Events = append(b.Events, e)
 	return true
