@@ -134,6 +134,12 @@ func (n *naive) holding() (want holding) {
 	return want
 }
 
+// steps are what the random test does, the frequent ones several times.
+var steps = []string{
+	"store", "store", "store", "store", "store", "store", "remove", "remove", "remove", "remove",
+	"placeholder", "evict", "move", "move", "restart", "clear",
+}
+
 // TestMappingAgainstNaive plays random events of an engine with duplicates,
 // re-announcements, several hashes of one prefix, orphans, blocks without tokens,
 // tiers, moves and clears, and restarts from checkpoints.
@@ -148,7 +154,9 @@ func TestMappingAgainstNaive(t *testing.T) {
 		var got holding
 		var out Output
 		media := [index.Tiers][]byte{[]byte("GPU"), []byte("CPU"), []byte("DISK"), []byte("EXTERNAL")}
-		drawNode := func(t *rapid.T) *node { return rapid.SampledFrom(nodes).Draw(t, "node") }
+		// Few nodes at a time, so that events are about the same ones.
+		few := rapid.SliceOfN(rapid.SampledFrom(nodes), 1, 8).Draw(t, "nodes")
+		drawNode := func(t *rapid.T) *node { return rapid.SampledFrom(few).Draw(t, "node") }
 		drawTier := func(t *rapid.T) index.Tier { return rapid.SampledFrom([]index.Tier{0, 0, 1, 1, 2, 3}).Draw(t, "tier") }
 		drawHeld := func(t *rapid.T) (*node, index.Tier) {
 			tier := drawTier(t)
@@ -159,7 +167,7 @@ func TestMappingAgainstNaive(t *testing.T) {
 				}
 			}
 			if len(held) == 0 {
-				t.Skip("nothing is held")
+				return nil, tier
 			}
 			return rapid.SampledFrom(held).Draw(t, "held"), tier
 		}
@@ -169,64 +177,87 @@ func TestMappingAgainstNaive(t *testing.T) {
 			model.remove(b, tier)
 			apply(&Event{Kind: Removed, Hashes: []uint64{b.hash}, Medium: media[tier]})
 		}
-		t.Repeat(map[string]func(*rapid.T){
-			"store": func(t *rapid.T) {
-				path := drawNode(t).path
-				path = path[rapid.IntRange(0, len(path)-1).Draw(t, "from"):]
-				tier := drawTier(t)
-				again := rapid.Bool().Draw(t, "re-announced")
-				e := path[0].event
-				e.Medium = media[tier]
-				e.Hashes, e.Tokens, e.KeyBlocks = nil, nil, 0
-				for _, b := range path {
-					if !again || model.copies[tier][b] == 0 {
-						model.copies[tier][b]++
+		store := func() {
+			path := drawNode(t).path
+			path = path[rapid.IntRange(0, len(path)-1).Draw(t, "from"):]
+			tier := drawTier(t)
+			again := rapid.Bool().Draw(t, "re-announced")
+			e := path[0].event
+			e.Medium = media[tier]
+			e.Hashes, e.Tokens, e.KeyBlocks = nil, nil, 0
+			for _, b := range path {
+				if !again || model.copies[tier][b] == 0 {
+					model.copies[tier][b]++
+				}
+				model.store(b, tier, true)
+				e.Hashes = append(e.Hashes, b.hash)
+				e.Tokens = append(e.Tokens, b.event.Tokens...)
+			}
+			e.Usable = len(e.Tokens)
+			if len(e.Keys) > 0 {
+				e.KeyBlocks = len(path)
+			}
+			apply(&e)
+		}
+		check := func() {
+			model.settle()
+			got.apply(t, out.Events)
+			out.Reset()
+			want := model.holding()
+			for tier := range want {
+				if !maps.Equal(got[tier], want[tier]) || m.Len(index.Tier(tier)) != len(want[tier]) {
+					t.Fatalf("%s: %d blocks, want %d", index.Tier(tier), len(got[tier]), len(want[tier]))
+				}
+				really := map[index.SeqHash]bool{}
+				for b, n := range model.copies[tier] {
+					really[b.seq] = really[b.seq] || n > 0
+				}
+				for seq := range got[tier] {
+					if !really[seq] {
+						t.Fatalf("%s: the engine does not hold %d", index.Tier(tier), seq)
 					}
-					model.store(b, tier, true)
-					e.Hashes = append(e.Hashes, b.hash)
-					e.Tokens = append(e.Tokens, b.event.Tokens...)
 				}
-				e.Usable = len(e.Tokens)
-				if len(e.Keys) > 0 {
-					e.KeyBlocks = len(path)
-				}
-				apply(&e)
-			},
-			"placeholder": func(t *rapid.T) {
+			}
+			checkDump(t, m, &got)
+		}
+		for range rapid.IntRange(20, 200).Draw(t, "steps") {
+			switch rapid.SampledFrom(steps).Draw(t, "step") {
+			case "store":
+				store()
+			case "placeholder":
 				b, tier := drawNode(t), drawTier(t)
 				model.copies[tier][b]++
 				model.store(b, tier, false)
 				apply(&Event{Kind: Stored, Hashes: []uint64{b.hash}, Medium: media[tier]})
-			},
-			"remove": func(t *rapid.T) { remove(drawHeld(t)) },
-			"evict": func(t *rapid.T) { // leaf first, all copies
+			case "remove":
+				if b, tier := drawHeld(t); b != nil {
+					remove(b, tier)
+				}
+			case "evict": // leaf first, all copies
 				b, tier := drawHeld(t)
+				if b == nil {
+					break
+				}
 				for i := len(b.path) - 1; i >= 0; i-- {
 					for model.copies[tier][b.path[i]] > 0 {
 						remove(b.path[i], tier)
 					}
 				}
-			},
-			"move": func(t *rapid.T) {
+			case "move":
 				b, from := drawHeld(t)
 				to := drawTier(t)
-				if model.copies[from][b] > 1 || to == from || model.held[b] == nil {
-					t.Skip("no move that an engine makes")
+				if b == nil || model.copies[from][b] > 1 || to == from || model.held[b] == nil {
+					break // no move that an engine makes
 				}
 				model.copies[from][b]--
 				model.copies[to][b]++
 				model.store(b, to, false)
 				model.remove(b, from)
 				apply(&Event{Kind: Moved, Hashes: []uint64{b.hash}, Medium: media[to], OldMedium: media[from]})
-			},
-			"clear": func(t *rapid.T) {
-				if rapid.IntRange(0, 9).Draw(t, "seldom") > 0 {
-					t.Skip("not now")
-				}
+			case "clear":
 				model = newNaive()
 				apply(&Event{Kind: Cleared})
-			},
-			"restart": func(t *rapid.T) {
+			case "restart":
 				state := m.Append(nil)
 				loaded, err := New(m.cfg)
 				if err != nil {
@@ -236,29 +267,9 @@ func TestMappingAgainstNaive(t *testing.T) {
 					t.Fatal(err)
 				}
 				m = loaded
-			},
-			"": func(t *rapid.T) {
-				model.settle()
-				got.apply(t, out.Events)
-				out.Reset()
-				want := model.holding()
-				for tier := range want {
-					if !maps.Equal(got[tier], want[tier]) || m.Len(index.Tier(tier)) != len(want[tier]) {
-						t.Fatalf("%s: %d blocks, want %d", index.Tier(tier), len(got[tier]), len(want[tier]))
-					}
-					really := map[index.SeqHash]bool{}
-					for b, n := range model.copies[tier] {
-						really[b.seq] = really[b.seq] || n > 0
-					}
-					for seq := range got[tier] {
-						if !really[seq] {
-							t.Fatalf("%s: the engine does not hold %d", index.Tier(tier), seq)
-						}
-					}
-				}
-				checkDump(t, m, &got)
-			},
-		})
+			}
+			check()
+		}
 		// What the engine lets go, the mapping lets go.
 		for tier := range index.Tier(index.Tiers) {
 			for _, b := range nodes {
