@@ -28,7 +28,7 @@ func blocksPayload(events, blocks int, seed uint64) []byte {
 		p = msgp.AppendNil(msgp.AppendString(p, "parent_block_hash"))
 		p = msgp.AppendArrayHeader(msgp.AppendString(p, "token_ids"), uint32(blocks*size))
 		for i := range blocks * size {
-			p = msgp.AppendUint64(p, (first*31+uint64(i)*7919)%150000)
+			p = msgp.AppendUint64(p, (first*31+uint64(i)*(7919+first/4096))%150000)
 		}
 		p = msgp.AppendInt(msgp.AppendString(p, "block_size"), size)
 		p = msgp.AppendNil(msgp.AppendString(p, "lora_id"))

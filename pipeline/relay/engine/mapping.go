@@ -28,7 +28,7 @@ type Config struct {
 
 	// MaxBlocks is the largest number of engine hashes that are known at a
 	// time, a bound against an engine that only ever stores; a block takes
-	// some 100 bytes. Default 16 Mi.
+	// 110 to 170 bytes. Default 16 Mi.
 	MaxBlocks int
 	// MaxAside is the largest number of tokens, of 4 bytes, of blocks kept
 	// aside. Default 16 Mi.

@@ -148,7 +148,9 @@ func (m *Mapping) loadSalts(r *stateReader) map[uint32]uint32 {
 }
 
 func (m *Mapping) loadBlocks(r *stateReader, ids map[uint32]uint32) {
-	for range r.count(32) {
+	n := r.count(32)
+	m.blocks = make(map[index.SeqHash]block, n)
+	for range n {
 		seq := index.SeqHash(r.u64())
 		b := block{parent: index.SeqHash(r.u64()), local: index.LocalHash(r.u64()), position: int32(r.u32())}
 		salt, ok := ids[r.u32()]
@@ -171,7 +173,9 @@ func (m *Mapping) loadBlocks(r *stateReader, ids map[uint32]uint32) {
 }
 
 func (m *Mapping) loadEngine(r *stateReader) {
-	for range r.count(17) {
+	n := r.count(17)
+	m.engine = make(map[uint64]entry, n)
+	for range n {
 		h := r.u64()
 		en := entry{seq: index.SeqHash(r.u64()), tiers: r.u8()}
 		b, ok := m.blocks[en.seq]
