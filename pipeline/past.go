@@ -26,7 +26,11 @@ import (
 //     known by its newest epoch, and begins empty here, incomplete; every block
 //     that it holds from then on, it holds.
 //
-// Both look at the log alone.
+// Until then it is not certain either which records count. One that is refused here
+// may be one that counts, if the lost records have had the rank forgotten, and so
+// may be one that retires the worker: the loss then ends at that record instead.
+//
+// All this looks at the log alone.
 
 // lostPast is where a loss ends.
 type lostPast struct {

@@ -13,8 +13,8 @@ import (
 )
 
 // churnEvents is how many blocks RunChurn stores and removes in each order of
-// removal, and churnTime how long it does so at most: a slow structure under the
-// race detector would take minutes.
+// removal, and churnTime how long it does so at most with -short: a slow structure
+// under the race detector would take minutes.
 const (
 	churnEvents = 1_000_000
 	churnTime   = 2 * time.Second
@@ -112,7 +112,7 @@ func churn(t *testing.T, s index.Structure, order string) {
 	replaceAll()
 	live, before := heap(), s.Stats()
 	events, start := 0, time.Now()
-	for events < churnEvents && time.Since(start) < churnTime {
+	for events < churnEvents && (!testing.Short() || time.Since(start) < churnTime) {
 		replaceAll()
 		events += 2 * turn
 	}
