@@ -71,6 +71,9 @@ func ClientOptions() []kgo.Opt {
 		kgo.FetchMaxWait(500 * time.Millisecond),
 		kgo.FetchMaxBytes(16 << 20),
 		kgo.FetchMaxPartitionBytes(1 << 20),
+		// A client that closes while a fetch begins races with itself about its
+		// sessions, which save little: a fetch names its partitions instead.
+		kgo.DisableFetchSessions(),
 		// No limit on concurrent fetches: it would count long polls, and idle
 		// brokers would hold up the busy ones. Memory is bounded by one fetch a
 		// broker and what the partitions' channels hold.

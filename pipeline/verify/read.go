@@ -36,6 +36,7 @@ func (o *Oracle) Read(ctx context.Context, opts []kgo.Opt, topic string, from, t
 	cl, err := kgo.NewClient(append(opts[:len(opts):len(opts)],
 		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: offsets}),
 		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
+		kgo.DisableFetchSessions(), // see consumer.ClientOptions
 		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 		kgo.KeepControlRecords(),
 	)...)
