@@ -176,11 +176,7 @@ func (x *RunIndex) Len(slot Slot) int {
 	if k == nil {
 		return 0
 	}
-	n := k.held
-	if k.parked != nil {
-		n += k.parked.held
-	}
-	return n
+	return k.len()
 }
 
 // Stats implements Structure. Entries counts the blocks of all runs, also those

@@ -95,10 +95,7 @@ func (x *RunIndex) Clear(slot Slot) int {
 	if k == nil {
 		return 0
 	}
-	n := k.held
-	if k.parked != nil {
-		n += k.parked.held
-	}
+	n := k.len()
 	for _, ref := range k.refs() {
 		r := ref.lock()
 		if r == nil {

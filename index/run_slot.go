@@ -62,6 +62,15 @@ type stretch struct {
 	pos uint32 // its position in the sequence
 }
 
+// len returns how many blocks the slot holds, those parked included.
+func (k *slotRuns) len() int {
+	n := k.held
+	if k.parked != nil {
+		n += k.parked.held
+	}
+	return n
+}
+
 // reset forgets where blocks are.
 func (k *slotRuns) reset() {
 	k.cursor, k.near = spot{}, spot{}

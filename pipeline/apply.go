@@ -189,7 +189,8 @@ func (p *partition) applyTo(k *rank, m *query.Model, r *kgo.Record, timestamp in
 	}
 	seq := k.seq.Load()
 	heartbeat := len(b.Events) == 0
-	if b.Seq > seq || heartbeat && b.Seq == seq {
+	next := b.Seq > seq || heartbeat && b.Seq == seq
+	if next {
 		k.outlives(timestamp, p.grace())
 	} else {
 		p.refuses(k, r, timestamp)
@@ -202,7 +203,7 @@ func (p *partition) applyTo(k *rank, m *query.Model, r *kgo.Record, timestamp in
 		if !heartbeat {
 			p.bad(r, recordsDuplicate, fmt.Errorf("worker %q rank %d: seq %d was applied, last is %d", k.worker.name, k.number, b.Seq, seq))
 		}
-		return heartbeat && b.Seq == seq
+		return next
 	case heartbeat || b.Seq != seq+1:
 		k.incomplete.Store(true)
 		p.bad(r, gaps, fmt.Errorf("worker %q rank %d: records of seq %d to %d are missing", k.worker.name, k.number, seq+1, missingTo(b)))

@@ -108,21 +108,12 @@ func later(a, b *lostPast) *lostPast {
 	return b
 }
 
-// lostAt is what the floor says of the partition's loss: 0 if there is none or
-// it is over.
-func (p *partition) lostAt() int64 {
-	if p.lostAll == nil {
+// told is how a manifest or the floor tells of a loss: 0 if there is none.
+func (l *lostPast) told() int64 {
+	if l == nil {
 		return 0
 	}
-	return p.lostAll.at
-}
-
-// lostAt is what the worker-rank's manifest says of its loss: 0 if it has none.
-func (k *rank) lostAt() int64 {
-	if k.past == nil {
-		return 0
-	}
-	return k.past.at
+	return l.at
 }
 
 // outlived reports whether a manifest that cannot be read has told for long

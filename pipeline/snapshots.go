@@ -185,7 +185,7 @@ func (p *partition) nextRound(now time.Time, budget *snapshot.Budget, all bool) 
 		}
 	}
 	s.picks = policy.Plan(s.picks, s.candidates, budget, now)
-	r := &round{Round: snapshot.Round{Position: p.position, PastLostAt: p.lostAt()}, incarnation: s.incarnation, turn: s.adopted, topicID: p.topicID}
+	r := &round{Round: snapshot.Round{Position: p.position, PastLostAt: p.lostAll.told()}, incarnation: s.incarnation, turn: s.adopted, topicID: p.topicID}
 	workers := map[string]bool{} // of which anything is written
 	for _, pick := range s.picks {
 		workers[pick.ID.Worker] = true
@@ -297,7 +297,7 @@ func (p *partition) manifest(k *rank) schemas.Manifest {
 		LastHeard:    k.lastHeard.Load(),
 		LastOffset:   k.lastOffset,
 		Incomplete:   k.incomplete.Load(),
-		PastLostAt:   k.lostAt(),
+		PastLostAt:   k.past.told(),
 		Disputed:     k.disputed,
 		Retired:      k.retired,
 		RetiredAt:    k.retiredAt,

@@ -3,7 +3,6 @@
 package indextest
 
 import (
-	"maps"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -320,15 +319,7 @@ func runOpaqueRandom(t *testing.T, empty func() index.Structure) {
 			"replay":    h.replay,
 			"":          h.check,
 		})
-		for slot := range index.Slot(randomSlots) {
-			if got, want := content(h.s, slot), content(h.oracle, slot); !maps.Equal(got, want) {
-				t.Fatalf("slot %d: dumped\n%v, want\n%v", slot, got, want)
-			}
-			h.s.Clear(slot)
-		}
-		if got := h.s.Stats(); got != (index.Stats{}) {
-			t.Fatalf("stats after all was cleared: %+v", got)
-		}
+		h.end(t)
 	})
 }
 

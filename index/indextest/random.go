@@ -198,14 +198,20 @@ func RunRandom(t *testing.T, empty func() index.Structure) {
 			"replay":     h.replay,
 			"":           h.check,
 		})
-		for slot := range index.Slot(randomSlots) {
-			if got, want := content(h.s, slot), content(h.oracle, slot); !maps.Equal(got, want) {
-				t.Fatalf("slot %d: dumped\n%v, want\n%v", slot, got, want)
-			}
-			h.s.Clear(slot)
-		}
-		if got := h.s.Stats(); got != (index.Stats{}) {
-			t.Fatalf("stats after all was cleared: %+v", got)
-		}
+		h.end(t)
 	})
+}
+
+// end checks that the dumps are the oracle's, and that nothing is left once all slots
+// are cleared.
+func (h *history) end(t *rapid.T) {
+	for slot := range index.Slot(randomSlots) {
+		if got, want := content(h.s, slot), content(h.oracle, slot); !maps.Equal(got, want) {
+			t.Fatalf("slot %d: dumped\n%v, want\n%v", slot, got, want)
+		}
+		h.s.Clear(slot)
+	}
+	if got := h.s.Stats(); got != (index.Stats{}) {
+		t.Fatalf("stats after all was cleared: %+v", got)
+	}
 }
