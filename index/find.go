@@ -3,20 +3,27 @@
 
 package index
 
+import "slices"
+
 // Query asks for the leading blocks that workers hold.
 type Query struct {
 	Locals    []LocalHash        // of the prompt's full blocks, from the first
 	Workers   []string           // if not empty, only these workers (all their ranks)
 	Keep      func(*Worker) bool // if not nil, workers it refuses are left out, before TopK
-	TopK      int                // if > 0, only the k deepest, ties broken anew from query to query
+	TopK      int                // if > 0, only the k deepest by device tier, of equal ones those with more in device and host, and so on; ties broken anew from query to query
 	EarlyExit bool               // stop once at most one worker still matches; Keep is not asked before
 }
 
 // Match is how deep one worker-rank's device tier matches.
 type Match struct {
 	Worker *Worker
-	Depth  int // leading blocks held, > 0
+	Depth  int // leading blocks held in the device tier; 0 only if lower tiers hold some
 }
+
+// Depths are a worker-rank's cumulative depths, in blocks: at each tier, how many
+// leading blocks of the query are each held in that tier or one before it. No one is
+// less than the one before, and the last is > 0.
+type Depths [Tiers]int
 
 // Result is a caller-owned answer; reused, it makes queries free of allocation.
 // The zero value is ready. It serves one Find at a time.
@@ -24,10 +31,24 @@ type Result struct {
 	Matches     []Match // each worker-rank at most once; deepest first if TopK was given, else in no order
 	LowerBounds bool    // EarlyExit stopped the search: the depths are lower bounds
 
-	slots SlotMatches
-	only  SlotSet
-	all   []Match
-	lots  []uint64
+	tiered bool     // unions were searched
+	depths []Depths // of Matches, if tiered
+
+	slots     SlotMatches
+	only      SlotSet
+	places    []uint32 // by device slot, where in Matches its worker is, + 1; all 0 between searches
+	all       []Match
+	allDepths []Depths
+	lots      []uint64
+}
+
+// Depths returns by tier how deep Matches[i] is.
+func (r *Result) Depths(i int) Depths {
+	if r.tiered {
+		return r.depths[i]
+	}
+	d := r.Matches[i].Depth
+	return Depths{d, d, d, d}
 }
 
 // reuseRetries is how often a Find starts over because slots changed hands
@@ -35,9 +56,11 @@ type Result struct {
 const reuseRetries = 3
 
 // Find makes r the answer to q. Workers that hold none of the query's leading
-// blocks are absent. It runs on the caller's goroutine and never waits for a
-// worker's events. With TopK and without EarlyExit it looks only at as many slots
-// as can be among the k deepest, as long as Keep refuses none of those.
+// blocks in any tier are absent. It runs on the caller's goroutine and never waits for
+// a worker's events. With TopK, without EarlyExit and as long as no worker has a
+// lower tier, it looks only at as many slots as can be among the k deepest, if Keep
+// refuses none of those. A worker with lower tiers counts as several for EarlyExit,
+// which stops the less for it.
 func (x *Index) Find(q *Query, r *Result) {
 	turn := uint64(0)
 	if q.TopK > 0 {
@@ -45,6 +68,10 @@ func (x *Index) Find(q *Query, r *Result) {
 		if !q.EarlyExit {
 			n := x.searchOwned(q, r, turn)
 			r.keep(q.Keep)
+			if r.tiered {
+				r.selectDeepest(q.TopK, turn)
+				return
+			}
 			if len(r.Matches) == n || n < q.TopK {
 				return
 			}
@@ -64,8 +91,11 @@ func (r *Result) keep(f func(*Worker) bool) {
 		return
 	}
 	kept := r.Matches[:0]
-	for _, m := range r.Matches {
+	for i, m := range r.Matches {
 		if f(m.Worker) {
+			if r.tiered {
+				r.depths[len(kept)] = r.depths[i]
+			}
 			kept = append(kept, m)
 		}
 	}
@@ -73,8 +103,8 @@ func (r *Result) keep(f func(*Worker) bool) {
 }
 
 // searchOwned fills r with workers, each credited with what it held itself: all
-// that match or, if best is not 0, the q.TopK deepest ones, of which best draws
-// lots among equals. It returns how many slots that were: fewer workers if some
+// that match or, if best is not 0 and r is not tiered, the q.TopK deepest ones, of which
+// best draws lots among equals. It returns how many slots that were: fewer workers if some
 // belong to nobody any more.
 func (x *Index) searchOwned(q *Query, r *Result, best uint64) (n int) {
 	for range reuseRetries {
@@ -93,15 +123,22 @@ func (x *Index) searchOwned(q *Query, r *Result, best uint64) (n int) {
 // meanwhile.
 func (x *Index) search(q *Query, r *Result, best uint64, locked bool) (n int) {
 	opt := FindOptions{Only: x.only.Load(), EarlyExit: q.EarlyExit}
+	r.tiered = opt.Only != nil
 	if len(q.Workers) > 0 {
 		r.only.Reset()
-		opt.Only = &r.only
+		opt.Only, r.tiered = &r.only, false
 		if !locked {
 			x.mu.RLock()
 		}
 		for _, name := range q.Workers {
 			for _, w := range x.byName[name] {
 				r.only.Add(w.slots[Device] - 1)
+				for t := Host; t < Tiers; t++ {
+					if union := w.unions[t].Load(); union != 0 {
+						r.only.Add(Slot(union - 1))
+						r.tiered = true
+					}
+				}
 			}
 		}
 		if !locked {
@@ -109,9 +146,9 @@ func (x *Index) search(q *Query, r *Result, best uint64, locked bool) (n int) {
 		}
 	}
 	var found []SlotMatch
-	if best != 0 {
+	if best != 0 && !r.tiered {
 		x.s.FindBest(q.Locals, q.TopK, opt, &r.slots)
-		found = selectDeepest(r.slots.Matches, q.TopK, best, &r.lots)
+		found = selectDeepest(r.slots.Matches, nil, q.TopK, best, &r.lots)
 	} else {
 		x.s.Find(q.Locals, opt, &r.slots)
 		found = r.slots.Matches
@@ -122,16 +159,58 @@ func (x *Index) search(q *Query, r *Result, best uint64, locked bool) (n int) {
 	if owners == nil {
 		return 0
 	}
+	if r.tiered {
+		r.depths = r.depths[:0]
+	}
 	for _, m := range found {
 		// A slot beyond the loaded owners was handed out after them.
 		if int(m.Slot) >= len(*owners) {
 			owners = x.owners.Load()
 		}
 		if w := (*owners)[m.Slot].worker.Load(); w != nil {
-			r.Matches = append(r.Matches, Match{w, m.Depth})
+			if r.tiered {
+				r.add(w, m)
+			} else {
+				r.Matches = append(r.Matches, Match{w, m.Depth})
+			}
 		}
 	}
+	if r.tiered {
+		r.settle()
+	}
 	return len(found)
+}
+
+// add puts what one of w's slots holds into w's match.
+func (r *Result) add(w *Worker, m SlotMatch) {
+	t, ok := w.level(m.Slot)
+	if !ok {
+		return
+	}
+	device := int(w.slots[Device] - 1)
+	if device >= len(r.places) {
+		r.places = append(r.places, make([]uint32, device+1+device/8-len(r.places))...)
+	}
+	if r.places[device] == 0 {
+		r.Matches = append(r.Matches, Match{Worker: w})
+		r.depths = append(r.depths, Depths{})
+		r.places[device] = uint32(len(r.Matches))
+	}
+	r.depths[r.places[device]-1][t] = m.Depth
+}
+
+// settle makes the depths whole after the last add. A union of which nothing was
+// found has no slot of its own, or was searched at another moment than the one before
+// it: what that one holds is in it too.
+func (r *Result) settle() {
+	for i := range r.Matches {
+		m, d := &r.Matches[i], &r.depths[i]
+		r.places[m.Worker.slots[Device]-1] = 0
+		for t := Host; t < Tiers; t++ {
+			d[t] = max(d[t], d[t-1])
+		}
+		m.Depth = d[Device]
+	}
 }
 
 // selectDeepest leaves the k deepest of r's matches, deepest first.
@@ -143,15 +222,25 @@ func (r *Result) selectDeepest(k int, turn uint64) {
 	r.slots.Matches = all
 	r.all = append(r.all[:0], r.Matches...)
 	r.Matches = r.Matches[:0]
-	for _, m := range selectDeepest(all, k, turn, &r.lots) {
+	if !r.tiered {
+		for _, m := range selectDeepest(all, nil, k, turn, &r.lots) {
+			r.Matches = append(r.Matches, r.all[m.Slot])
+		}
+		return
+	}
+	r.allDepths = append(r.allDepths[:0], r.depths...)
+	r.depths = r.depths[:0]
+	for _, m := range selectDeepest(all, r.allDepths, k, turn, &r.lots) {
 		r.Matches = append(r.Matches, r.all[m.Slot])
+		r.depths = append(r.depths, r.allDepths[m.Slot])
 	}
 }
 
 // selectDeepest moves the k deepest matches to the front, deepest first, and
-// returns them. Which of equal depths come first depends on turn, and over many
-// turns each does equally often. It works in the memory of scratch.
-func selectDeepest(ms []SlotMatch, k int, turn uint64, scratch *[]uint64) []SlotMatch {
+// returns them. Of equal depths those come first that are deeper in tiers, which is by
+// slot if not nil; which of the others depends on turn, and over many turns each does
+// equally often. It works in the memory of scratch.
+func selectDeepest(ms []SlotMatch, tiers []Depths, k int, turn uint64, scratch *[]uint64) []SlotMatch {
 	turn *= 0x9e3779b97f4a7c15
 	// The order of two slots of a depth: a hash of the slot and the turn, as good as
 	// drawn by lot. Counting turns round would favour some when several callers ask
@@ -168,9 +257,15 @@ func selectDeepest(ms []SlotMatch, k int, turn uint64, scratch *[]uint64) []Slot
 		lots = append(lots, lot(heap[i].Slot))
 	}
 	*scratch = lots
+	compare := func(a, b SlotMatch) int {
+		if a.Depth != b.Depth || tiers == nil {
+			return a.Depth - b.Depth
+		}
+		return slices.Compare(tiers[a.Slot][:], tiers[b.Slot][:])
+	}
 	less := func(a, b int) bool {
-		if heap[a].Depth != heap[b].Depth {
-			return heap[a].Depth < heap[b].Depth
+		if c := compare(heap[a], heap[b]); c != 0 {
+			return c < 0
 		}
 		return lots[a] < lots[b]
 	}
@@ -195,10 +290,11 @@ func selectDeepest(ms []SlotMatch, k int, turn uint64, scratch *[]uint64) []Slot
 		down(i, k)
 	}
 	for _, m := range ms[k:] {
-		if m.Depth < heap[0].Depth {
+		c := compare(m, heap[0])
+		if c < 0 {
 			continue
 		}
-		if l := lot(m.Slot); m.Depth > heap[0].Depth || l > lots[0] {
+		if l := lot(m.Slot); c > 0 || l > lots[0] {
 			heap[0], lots[0] = m, l
 			down(0, k)
 		}

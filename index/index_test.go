@@ -87,21 +87,24 @@ func TestSameNameAndRankTwice(t *testing.T) {
 	wantDepths(t, find(x, index.Query{Locals: a}), map[*index.Worker]int{other: 2})
 }
 
-// Other tiers are counted, never answered, and do not count for early exit.
-func TestOtherTiersAreKeptApart(t *testing.T) {
+// A union holds nothing of its own, and counts for early exit like a worker.
+func TestUnionsAreNotCounted(t *testing.T) {
 	x := index.New(index.NewPositionalIndex(0))
 	a := chainOf("a", 100)
 	v, w := x.AddWorker("v", 0, nil), x.AddWorker("w", 0, nil)
 	store(t, v, index.Host, a...)
 	store(t, v, index.Disk, a[:50]...)
-	wantDepths(t, find(x, index.Query{Locals: a}), nil)
+	wantDepths(t, find(x, index.Query{Locals: a}), map[*index.Worker]int{v: 0})
 	store(t, w, index.Device, a...)
 	store(t, v, index.Device, a[:7]...)
 	wantDepths(t, find(x, index.Query{Locals: a}), map[*index.Worker]int{v: 7, w: 100})
-	var r index.Result
-	x.Find(&index.Query{Locals: a, EarlyExit: true}, &r)
-	if !r.LowerBounds {
-		t.Error("blocks in the host tier kept a search going that should have stopped")
+	early := func() bool {
+		var r index.Result
+		x.Find(&index.Query{Locals: a, EarlyExit: true}, &r)
+		return r.LowerBounds
+	}
+	if early() {
+		t.Error("a search stopped though the host tier matches as well")
 	}
 	if st := x.Stats(); st.Blocks != 257 || st.Workers != 2 {
 		t.Errorf("stats: %+v", st)
@@ -109,17 +112,20 @@ func TestOtherTiersAreKeptApart(t *testing.T) {
 	if n := v.ClearTier(index.Host); n != 100 || v.Len(index.Disk) != 50 || v.Len(index.Device) != 7 {
 		t.Errorf("clearing the host tier took %d blocks and left %d, %d", n, v.Len(index.Disk), v.Len(index.Device))
 	}
+	if !early() {
+		t.Error("a search went on for one worker")
+	}
 	if n := v.Retire(); n != 57 {
 		t.Errorf("retired %d blocks, want 57", n)
 	}
 	wantDepths(t, find(x, index.Query{Locals: a}), map[*index.Worker]int{w: 100})
-	// Its three slots serve others now.
-	for i := range 3 {
+	// Its slots serve others now.
+	for i := range 5 {
 		n := x.AddWorker("n", int32(i), nil)
 		store(t, n, index.Device, a[:i+1]...)
 	}
-	if got := find(x, index.Query{Locals: a}); len(got) != 4 {
-		t.Errorf("%d workers match, want 4", len(got))
+	if got := find(x, index.Query{Locals: a}); len(got) != 6 {
+		t.Errorf("%d workers match, want 6", len(got))
 	}
 }
 

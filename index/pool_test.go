@@ -328,10 +328,10 @@ func TestPoolProducers(t *testing.T) {
 			if err := p.Find(&index.Query{Locals: q}, &r); err != nil {
 				return err
 			}
-			got := map[indextest.WorkerRank]int{}
-			for _, m := range r.Matches {
+			got := map[indextest.WorkerRank]index.Depths{}
+			for i, m := range r.Matches {
 				if m.Worker.Rank/workersEach == int32(producer) {
-					got[indextest.WorkerRank{Worker: m.Worker.Name, Rank: m.Worker.Rank}] = m.Depth
+					got[indextest.WorkerRank{Worker: m.Worker.Name, Rank: m.Worker.Rank}] = r.Depths(i)
 				}
 			}
 			if want := oracle.Find(q); fmt.Sprint(got) != fmt.Sprint(want) {

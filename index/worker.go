@@ -13,27 +13,40 @@ type Worker struct {
 	Tag  any // the caller's
 
 	x      *Index
-	slots  [Tiers]Slot // + 1; 0 for a tier that was never used
+	slots  [Tiers]Slot          // + 1; 0 for a lower tier that is not in use
+	unions [Tiers]atomic.Uint32 // slot + 1 of what a lower tier and those before it hold together, 0 if the tier is not in use; read by Finds
+	lower  int                  // lower tiers in use
 	blocks [Tiers]atomic.Int64
+	rest   []SeqHash // leave's
 	dead   bool
 }
 
-// slot returns the worker's slot of a tier, handing one out at its first use.
+// slot returns the worker's slot of a tier in use.
 func (w *Worker) slot(t Tier) Slot {
 	if w.dead {
 		panic("BUG: retired worker used")
 	}
-	if w.slots[t] == 0 {
-		w.x.mu.Lock()
-		w.slots[t] = w.x.takeSlot(w, t) + 1
-		w.x.mu.Unlock()
-	}
 	return w.slots[t] - 1
 }
 
+// unused reports whether a tier holds nothing since it is not in use.
+func (w *Worker) unused(t Tier) bool { return w.slots[t] == 0 && !w.dead }
+
 // Store adds a chain of blocks to what the worker-rank holds in a tier. Its
-// errors are Structure.Store's; an event that is refused changes nothing.
+// errors are Structure.Store's; an event that is refused changes nothing. The first
+// one of a lower tier copies what the tiers before it hold.
 func (w *Worker) Store(t Tier, s Stored) (Effect, error) {
+	if w.unused(t) {
+		if err := s.check(); err != nil {
+			return Effect{}, err
+		}
+		w.open(t)
+	}
+	if w.lower > 0 {
+		if err := w.join(t, s); err != nil {
+			return Effect{}, err
+		}
+	}
 	e, err := w.x.s.Store(w.slot(t), s)
 	w.blocks[t].Add(int64(e.Stored))
 	return e, err
@@ -41,39 +54,53 @@ func (w *Worker) Store(t Tier, s Stored) (Effect, error) {
 
 // Remove takes each of the blocks out of what the worker-rank holds in a tier.
 func (w *Worker) Remove(t Tier, hashes []SeqHash) Effect {
-	if w.slots[t] == 0 && !w.dead {
+	if w.unused(t) {
 		return Effect{Unknown: len(hashes)}
 	}
 	e := w.x.s.Remove(w.slot(t), hashes)
 	w.blocks[t].Add(-int64(e.Removed))
+	if w.lower > 0 && e.Removed > 0 {
+		w.leave(t, hashes)
+	}
 	return e
 }
 
 // Clear empties all tiers and returns how many blocks they held.
 func (w *Worker) Clear() int {
-	n := 0
-	for t := range Tier(Tiers) {
-		n += w.ClearTier(t)
+	n := w.clear(Device)
+	for t := Host; w.lower > 0; t++ {
+		if w.slots[t] != 0 {
+			n += w.clear(t)
+			w.close(t)
+		}
 	}
 	return n
 }
 
-// ClearTier empties a tier and returns how many blocks it held.
-func (w *Worker) ClearTier(t Tier) int {
-	if w.slots[t] == 0 && !w.dead {
-		return 0
-	}
+// clear empties a tier in use, but not the unions that it is in.
+func (w *Worker) clear(t Tier) int {
 	n := w.x.s.Clear(w.slot(t))
 	w.blocks[t].Store(0)
 	return n
 }
 
+// ClearTier empties a tier and returns how many blocks it held.
+func (w *Worker) ClearTier(t Tier) int {
+	if w.unused(t) {
+		return 0
+	}
+	held := w.heldIn(t)
+	n := w.clear(t)
+	if t != Device {
+		w.close(t)
+	}
+	w.leave(t, held)
+	return n
+}
+
 // Holds reports whether the worker-rank holds a block in a tier.
 func (w *Worker) Holds(t Tier, h SeqHash) bool {
-	if w.slots[t] == 0 && !w.dead {
-		return false
-	}
-	return w.x.s.Holds(w.slot(t), h)
+	return !w.unused(t) && w.x.s.Holds(w.slot(t), h)
 }
 
 // Len returns how many blocks the worker-rank holds in a tier, those out of
@@ -88,11 +115,8 @@ func (w *Worker) Retire() int {
 	x := w.x
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for t, slot := range w.slots {
-		if slot != 0 {
-			x.giveSlot(slot-1, Tier(t))
-		}
-	}
+	x.giveSlot(w.slots[Device] - 1)
+	x.publish()
 	named := x.byName[w.Name]
 	for i, o := range named {
 		if o == w {
@@ -119,7 +143,7 @@ func (w *Worker) Retire() int {
 func (w *Worker) Dump(yield func(t Tier, s Stored) bool) {
 	more := true
 	for t := range Tier(Tiers) {
-		if w.slots[t] == 0 && !w.dead {
+		if w.unused(t) {
 			continue
 		}
 		w.x.s.Dump(w.slot(t), func(s Stored) bool {

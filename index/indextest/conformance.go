@@ -18,6 +18,7 @@ import (
 func Run(t *testing.T, empty func() index.Structure) {
 	RunAlone(t, empty)
 	t.Run("Concurrent", func(t *testing.T) { RunConcurrent(t, empty) })
+	t.Run("TiersConcurrent", func(t *testing.T) { RunTiersConcurrent(t, empty) })
 	t.Run("Turnover", func(t *testing.T) { RunTurnover(t, empty) })
 	t.Run("Growth", func(t *testing.T) { RunGrowth(t, empty) })
 	t.Run("Restore", func(t *testing.T) { RunRestore(t, empty) })
@@ -28,6 +29,7 @@ func RunAlone(t *testing.T, empty func() index.Structure) {
 	t.Run("Contract", func(t *testing.T) { RunContract(t, empty) })
 	t.Run("Random", func(t *testing.T) { RunRandom(t, empty) })
 	t.Run("RandomIndex", func(t *testing.T) { RunRandomIndex(t, empty) })
+	t.Run("Tiers", func(t *testing.T) { RunTiers(t, empty) })
 	t.Run("Churn", func(t *testing.T) { RunChurn(t, empty) })
 }
 

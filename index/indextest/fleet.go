@@ -20,9 +20,14 @@ type Fleet struct {
 	slots  map[WorkerRank]index.Slot // of the device tier, the others following
 }
 
-// NewFleet returns an empty Fleet.
+// NewFleet returns an empty Fleet, which refuses opaque hashes.
 func NewFleet() *Fleet {
 	return &Fleet{oracle: NewOracle(), slots: make(map[WorkerRank]index.Slot)}
+}
+
+// NewOpaqueFleet returns an empty Fleet, which takes opaque hashes.
+func NewOpaqueFleet() *Fleet {
+	return &Fleet{oracle: NewOpaqueOracle(), slots: make(map[WorkerRank]index.Slot)}
 }
 
 func (f *Fleet) slot(w WorkerRank, t index.Tier) index.Slot {
@@ -60,16 +65,26 @@ func (f *Fleet) ClearTier(w WorkerRank, t index.Tier) int {
 // Len does what index.Worker.Len does.
 func (f *Fleet) Len(w WorkerRank, t index.Tier) int { return f.oracle.Len(f.slot(w, t)) }
 
+// Holds does what index.Worker.Holds does.
+func (f *Fleet) Holds(w WorkerRank, t index.Tier, h index.SeqHash) bool {
+	return f.oracle.Holds(f.slot(w, t), h)
+}
+
 // Blocks returns how many blocks all worker-ranks hold in all tiers.
 func (f *Fleet) Blocks() int64 { return f.oracle.Stats().Blocks }
 
-// Find returns how many leading blocks of the query each worker-rank holds in
-// its device tier, those that hold none left out.
-func (f *Fleet) Find(query []index.LocalHash) map[WorkerRank]int {
-	depths := f.oracle.Depths(query)
-	out := make(map[WorkerRank]int)
-	for w := range f.slots {
-		if d := depths[f.slot(w, index.Device)]; d > 0 {
+// Find returns how many leading blocks of the query each worker-rank holds by
+// tier, each block in that tier or one before it; those that hold none are left out.
+func (f *Fleet) Find(query []index.LocalHash) map[WorkerRank]index.Depths {
+	out := make(map[WorkerRank]index.Depths)
+	for w, first := range f.slots {
+		var d index.Depths
+		var slots []index.Slot
+		for t := range d {
+			slots = append(slots, first+index.Slot(t))
+			d[t] = f.oracle.together(slots, query)
+		}
+		if d != (index.Depths{}) {
 			out[w] = d
 		}
 	}

@@ -19,6 +19,7 @@ import (
 func RunOpaque(t *testing.T, alone bool, empty func() index.Structure) {
 	t.Run("Contract", func(t *testing.T) { RunOpaqueContract(t, empty) })
 	t.Run("Random", func(t *testing.T) { runOpaqueRandom(t, empty) })
+	t.Run("RandomIndex", func(t *testing.T) { runRandomIndex(t, empty, NewOpaqueFleet, 1<<50) })
 	t.Run("Churn", func(t *testing.T) { runOpaqueChurn(t, empty()) })
 	if !alone {
 		t.Run("Concurrent", func(t *testing.T) { runOpaqueConcurrent(t, empty) })

@@ -10,6 +10,7 @@ package indextest
 // This file is the oracle of one structure.
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"sync"
@@ -309,6 +310,18 @@ func (o *Oracle) depth(slot index.Slot, query []index.LocalHash) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.leading(o.slots[slot], query, index.Chain(nil, query))
+}
+
+// together returns how many leading blocks of the query are each in one or another
+// of the slots.
+func (o *Oracle) together(slots []index.Slot, query []index.LocalHash) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all := make(map[index.SeqHash]held)
+	for _, slot := range slots {
+		maps.Copy(all, o.slots[slot])
+	}
+	return o.leading(all, query, index.Chain(nil, query))
 }
 
 // leading returns how many leading blocks of the query, which have these sequence

@@ -24,6 +24,7 @@ type fleetHistory struct {
 	x       *index.Index
 	fleet   *Fleet
 	workers map[WorkerRank]*index.Worker
+	mask    index.SeqHash // 0, or what makes hashes opaque
 	r       index.Result
 }
 
@@ -40,13 +41,17 @@ func (h *fleetHistory) worker(t *rapid.T) (WorkerRank, *index.Worker) {
 
 func drawTier(t *rapid.T) index.Tier {
 	// Most events are of the device tier.
-	return rapid.SampledFrom([]index.Tier{index.Device, index.Device, index.Device, index.Host, index.External}).Draw(t, "tier")
+	return rapid.SampledFrom([]index.Tier{index.Device, index.Device, index.Device, index.Host, index.Host, index.Disk, index.External}).Draw(t, "tier")
 }
 
 func (h *fleetHistory) store(t *rapid.T) {
 	wr, w := h.worker(t)
 	tier, prompt := drawTier(t), randomPrompt(t)
 	s := part(prompt, rapid.SampledFrom([]int{0, 0, 0, len(prompt) / 2}).Draw(t, "from"), len(prompt))
+	if h.mask != 0 {
+		s.Parent ^= h.mask
+		s.Hashes = h.seqs(prompt)[len(prompt)-len(s.Locals):]
+	}
 	got, err := w.Store(tier, s)
 	want, wantErr := h.fleet.Store(wr, tier, s)
 	if got != want || err != wantErr {
@@ -54,10 +59,20 @@ func (h *fleetHistory) store(t *rapid.T) {
 	}
 }
 
+// seqs returns the hashes by which events name a prompt's blocks.
+func (h *fleetHistory) seqs(prompt []index.LocalHash) []index.SeqHash {
+	seqs := index.Chain(nil, prompt)
+	for i := range seqs {
+		seqs[i] ^= h.mask
+	}
+	return seqs
+}
+
 func (h *fleetHistory) remove(t *rapid.T) {
 	wr, w := h.worker(t)
-	tier, seqs := drawTier(t), index.Chain(nil, randomPrompt(t))
-	seqs = seqs[rapid.IntRange(0, len(seqs)-1).Draw(t, "from"):]
+	tier, seqs := drawTier(t), h.seqs(randomPrompt(t))
+	from := rapid.IntRange(0, len(seqs)-1).Draw(t, "from")
+	seqs = seqs[from:rapid.SampledFrom([]int{from + 1, len(seqs), len(seqs)}).Draw(t, "to")]
 	if got, want := w.Remove(tier, seqs), h.fleet.Remove(wr, tier, seqs); got != want {
 		t.Fatalf("%v %v, remove: got %+v, want %+v", wr, tier, got, want)
 	}
@@ -106,10 +121,14 @@ func (h *fleetHistory) replay(t *rapid.T) {
 }
 
 func (h *fleetHistory) check(t *rapid.T) {
+	seq := rapid.SampledFrom(h.seqs(randomPrompt(t))).Draw(t, "seq")
 	for wr, w := range h.workers {
 		for tier := range index.Tier(index.Tiers) {
 			if got, want := w.Len(tier), h.fleet.Len(wr, tier); got != want {
 				t.Fatalf("%v %v holds %d blocks, want %d", wr, tier, got, want)
+			}
+			if got, want := w.Holds(tier, seq), h.fleet.Holds(wr, tier, seq); got != want {
+				t.Fatalf("%v %v, block %x: held is %v, want %v", wr, tier, uint64(seq), got, want)
 			}
 		}
 	}
@@ -121,65 +140,85 @@ func (h *fleetHistory) check(t *rapid.T) {
 	truth := h.fleet.Find(q.Locals)
 	if rapid.Bool().Draw(t, "filter") {
 		q.Workers = rapid.SliceOfN(rapid.SampledFrom(append(fleetNames, "nobody")), 1, 3).Draw(t, "names")
-		maps.DeleteFunc(truth, func(wr WorkerRank, _ int) bool { return !slices.Contains(q.Workers, wr.Worker) })
+		maps.DeleteFunc(truth, func(wr WorkerRank, _ index.Depths) bool { return !slices.Contains(q.Workers, wr.Worker) })
 	}
 	searched := maps.Clone(truth)
 	if rapid.Bool().Draw(t, "keep") {
 		q.Keep = func(w *index.Worker) bool { return w.Rank == 1 }
-		maps.DeleteFunc(truth, func(wr WorkerRank, _ int) bool { return wr.Rank != 1 })
+		maps.DeleteFunc(truth, func(wr WorkerRank, _ index.Depths) bool { return wr.Rank != 1 })
 	}
-	h.find(t, &q, truth)
+	if got := h.find(t, &q); !maps.Equal(got, truth) || h.r.LowerBounds {
+		t.Fatalf("query %v: got %v, want %v", q.Locals, got, truth)
+	}
 
 	q.TopK = rapid.IntRange(1, 4).Draw(t, "k")
-	h.x.Find(&q, &h.r)
-	checkTopK(t, h.r.Matches, truth, q.TopK)
+	h.find(t, &q)
+	checkTopK(t, &h.r, truth, q.TopK)
 
 	q.TopK, q.Keep, q.EarlyExit = 0, nil, true
-	h.x.Find(&q, &h.r)
-	got, want := make(map[index.Slot]int), make(map[index.Slot]int)
-	for i, wr := range slices.Collect(maps.Keys(searched)) {
-		want[index.Slot(i)] = searched[wr]
-		for _, m := range h.r.Matches {
-			if m.Worker == h.workers[wr] {
-				got[index.Slot(i)] = m.Depth
-			}
-		}
-	}
-	if why := earlyExit(got, want, h.r.LowerBounds); why != "" || len(h.r.Matches) != len(searched) {
-		t.Fatalf("query %v: %d workers of %d; %s", q.Locals, len(h.r.Matches), len(searched), why)
-	}
+	checkEarlyExit(t, h.find(t, &q), searched, h.r.LowerBounds)
 }
 
-// find compares the whole answer to a query.
-func (h *fleetHistory) find(t *rapid.T, q *index.Query, want map[WorkerRank]int) {
+// find returns the answer to a query, after checking that it is well made.
+func (h *fleetHistory) find(t *rapid.T, q *index.Query) map[WorkerRank]index.Depths {
 	h.x.Find(q, &h.r)
-	got := make(map[WorkerRank]int)
-	for _, m := range h.r.Matches {
+	got := make(map[WorkerRank]index.Depths)
+	for i, m := range h.r.Matches {
 		wr := WorkerRank{m.Worker.Name, m.Worker.Rank}
 		if h.workers[wr] != m.Worker || m.Worker.Tag != any(wr) {
 			t.Fatalf("an answer has a worker %v that is not the one of that name", wr)
 		}
-		got[wr] = m.Depth
+		got[wr] = h.r.Depths(i)
+		if m.Depth != got[wr][index.Device] {
+			t.Fatalf("%v has depth %d, by tier %v", wr, m.Depth, got[wr])
+		}
 	}
-	if !maps.Equal(got, want) || len(got) != len(h.r.Matches) || h.r.LowerBounds {
-		t.Fatalf("query %v: got %v, want %v", q.Locals, h.r.Matches, want)
+	if len(got) != len(h.r.Matches) {
+		t.Fatalf("an answer has a worker twice: %v", h.r.Matches)
+	}
+	return got
+}
+
+// checkTopK fails unless r is the k deepest of truth, deepest first.
+func checkTopK(t *rapid.T, r *index.Result, truth map[WorkerRank]index.Depths, k int) {
+	order := func(a, b index.Depths) int { return slices.Compare(b[:], a[:]) }
+	want := slices.SortedFunc(maps.Values(truth), order)
+	want = want[:min(k, len(want))]
+	var got []index.Depths
+	for i, m := range r.Matches {
+		got = append(got, r.Depths(i))
+		if got[i] != truth[WorkerRank{m.Worker.Name, m.Worker.Rank}] {
+			t.Fatalf("top %d: %v has depths %v, want %v", k, m.Worker.Name, got[i], truth)
+		}
+	}
+	if !slices.Equal(got, want) {
+		t.Fatalf("top %d: got depths %v, want %v", k, got, want)
 	}
 }
 
-// checkTopK fails unless got is the k deepest of truth, deepest first.
-func checkTopK(t *rapid.T, got []index.Match, truth map[WorkerRank]int, k int) {
-	depths := slices.Sorted(maps.Values(truth))
-	slices.Reverse(depths)
-	depths = depths[:min(k, len(depths))]
-	seen := make(map[*index.Worker]bool)
-	for i, m := range got {
-		if i >= len(depths) || m.Depth != depths[i] || m.Depth != truth[WorkerRank{m.Worker.Name, m.Worker.Rank}] || seen[m.Worker] {
-			t.Fatalf("top %d: got %v, want depths %v of %v", k, got, depths, truth)
+// checkEarlyExit fails unless got is truth but, if lower is set, for a lower bound of
+// one of the deepest.
+func checkEarlyExit(t *rapid.T, got, truth map[WorkerRank]index.Depths, lower bool) {
+	short := 0
+	for wr, want := range truth {
+		g, ok := got[wr]
+		for tier := range want {
+			if !ok || g[tier] > want[tier] {
+				t.Fatalf("early exit: %v has depths %v, want %v", wr, g, want)
+			}
 		}
-		seen[m.Worker] = true
+		if g == want {
+			continue
+		}
+		short++
+		for other, o := range got {
+			if o[index.External] > g[index.External] {
+				t.Fatalf("early exit: %v was left at depths %v of %v though %v has %v", wr, g, want, other, o)
+			}
+		}
 	}
-	if len(got) != len(depths) {
-		t.Fatalf("top %d: got %v, want depths %v", k, got, depths)
+	if len(got) != len(truth) || short > 1 || short > 0 && !lower {
+		t.Fatalf("early exit: got %v of %v, lower bounds: %v", got, truth, lower)
 	}
 }
 
@@ -187,17 +226,29 @@ func checkTopK(t *rapid.T, got []index.Match, truth map[WorkerRank]int, k int) {
 // ranks that come and go so that slots are reused, tiers, dumps replayed in the
 // middle, filters, top k and early exit.
 func RunRandomIndex(t *testing.T, empty func() index.Structure) {
+	runRandomIndex(t, empty, NewFleet, 0)
+}
+
+func runRandomIndex(t *testing.T, empty func() index.Structure, fleet func() *Fleet, mask index.SeqHash) {
 	rapid.Check(t, func(t *rapid.T) {
-		h := &fleetHistory{empty: empty, x: index.New(empty()), fleet: NewFleet(), workers: make(map[WorkerRank]*index.Worker)}
+		h := &fleetHistory{empty: empty, x: index.New(empty()), fleet: fleet(), workers: make(map[WorkerRank]*index.Worker), mask: mask}
 		t.Repeat(map[string]func(*rapid.T){
-			"store":     h.store,
-			"storeMore": h.store,
-			"remove":    h.remove,
-			"clear":     h.clear,
-			"clearTier": h.clearTier,
-			"retire":    h.retire,
-			"replay":    h.replay,
-			"":          h.check,
+			"store":      h.store,
+			"storeMore":  h.store,
+			"remove":     h.remove,
+			"removeMore": h.remove,
+			"clear":      h.clear,
+			"clearTier":  h.clearTier,
+			"retire":     h.retire,
+			"replay":     h.replay,
+			"":           h.check,
 		})
+		for wr, w := range h.workers {
+			w.Retire()
+			h.fleet.Clear(wr)
+		}
+		if st := h.x.Stats(); st != (index.Stats{}) {
+			t.Fatalf("stats after all retired: %+v", st)
+		}
 	})
 }
