@@ -5,6 +5,7 @@ package pipeline
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -417,7 +418,7 @@ func TestEventsInTransactions(t *testing.T) {
 		prompt := locals(99, 10)
 		ask := []verify.Query{{Model: testModel, BlockSize: testBlockSize, Locals: prompt}}
 		depth := func(in *instance) int {
-			return in.depths(ask[0])[verify.WorkerRank{Worker: "transactional"}]
+			return in.depths(ask[0])[verify.WorkerRank{Worker: "transactional"}][index.Device]
 		}
 		tx := r.transaction(testcontainers.Name("producer"))
 		const partition = 1
@@ -544,7 +545,7 @@ func TestSnapshotTopicMissingOrTooSmall(t *testing.T) {
 func (in *instance) agrees(queries []verify.Query) {
 	in.r.t.Helper()
 	for i, q := range queries {
-		if got, want := in.depths(q), in.r.oracle.Depths(q.Model, q.BlockSize, q.Locals); !mapsEqual(got, want) {
+		if got, want := in.depths(q), in.r.oracle.Depths(q.Model, q.BlockSize, q.Locals); !maps.Equal(got, want) {
 			in.r.t.Fatalf("query %d, %d blocks: depths %v, want %v", i, len(q.Locals), got, want)
 		}
 	}

@@ -279,8 +279,10 @@ func (in *instance) notAbove(seed uint64, n int) {
 		}
 		want := in.r.oracle.Depths(q.Model, q.BlockSize, q.Locals)
 		for w, depth := range in.depths(q) {
-			if depth > want[w] {
-				in.r.t.Fatalf("query %d: %v has depth %d, the truth is %d", i, w, depth, want[w])
+			for tier := range depth {
+				if depth[tier] > want[w][tier] {
+					in.r.t.Fatalf("query %d: %v has depths %v, the truth is %v", i, w, depth, want[w])
+				}
 			}
 		}
 	}

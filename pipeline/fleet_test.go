@@ -90,12 +90,28 @@ func (f *fleet) work(n int) {
 	}
 }
 
-// events are a few changes of one of eight prompts.
+// events are a few changes of one of eight prompts, in one of the tiers.
 func (f *fleet) events() []schemas.Event {
+	tier := index.Device
+	if f.rng.IntN(2) == 0 {
+		tier = index.Tier(f.rng.IntN(index.Tiers))
+	}
+	events := f.changes()
+	for i := range events {
+		if !events[i].AllTiers {
+			events[i].Tier = tier
+		}
+	}
+	return events
+}
+
+func (f *fleet) changes() []schemas.Event {
 	prompt := locals(uint64(f.rng.IntN(8)), 24)
 	seqs := index.Chain(nil, prompt)
 	from, to := f.rng.IntN(12), 12+f.rng.IntN(13)
-	switch f.rng.IntN(12) {
+	switch f.rng.IntN(13) {
+	case 12:
+		return []schemas.Event{{Kind: schemas.KindCleared}} // the tier
 	case 0:
 		return nil // a heartbeat
 	case 1:

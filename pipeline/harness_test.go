@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -238,7 +239,7 @@ func (in *instance) same(seed uint64, n int) {
 	in.caughtUp()
 	for i, q := range in.r.oracle.Queries(rand.New(rand.NewPCG(seed, 1)), n) {
 		want := in.r.oracle.Depths(q.Model, q.BlockSize, q.Locals)
-		if got := in.depths(q); !mapsEqual(got, want) {
+		if got := in.depths(q); !maps.Equal(got, want) {
 			in.r.t.Fatalf("query %d, %d blocks: depths %v, want %v", i, len(q.Locals), got, want)
 		}
 	}
@@ -263,7 +264,7 @@ func (in *instance) sameWorker(want verify.State) {
 }
 
 // depths asks the index as the query side does.
-func (in *instance) depths(q verify.Query) map[verify.WorkerRank]int {
+func (in *instance) depths(q verify.Query) map[verify.WorkerRank]index.Depths {
 	in.r.t.Helper()
 	m, err := in.Model(q.Model, int(q.BlockSize))
 	if err != nil {
@@ -272,23 +273,11 @@ func (in *instance) depths(q verify.Query) map[verify.WorkerRank]int {
 	now := in.Now()
 	var res index.Result
 	m.Index.Find(&index.Query{Locals: q.Locals, Keep: func(w *index.Worker) bool { return !in.Worker(w, now).Hidden }}, &res)
-	out := map[verify.WorkerRank]int{}
-	for _, x := range res.Matches {
-		out[verify.WorkerRank{Worker: x.Worker.Name, Rank: x.Worker.Rank}] = x.Depth
+	out := map[verify.WorkerRank]index.Depths{}
+	for i, x := range res.Matches {
+		out[verify.WorkerRank{Worker: x.Worker.Name, Rank: x.Worker.Rank}] = res.Depths(i)
 	}
 	return out
-}
-
-func mapsEqual(a, b map[verify.WorkerRank]int) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for k, v := range a {
-		if b[k] != v {
-			return false
-		}
-	}
-	return true
 }
 
 // producer writes the records of one worker-rank.

@@ -6,6 +6,7 @@ package pipeline
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -388,7 +389,7 @@ func (l *lane) same(in *instance, rows []query.WorkerStatus, offset int64) error
 				delete(depths, w)
 			}
 		}
-		if want := truth.Depths(q.Model, q.BlockSize, q.Locals); !mapsEqual(depths, want) {
+		if want := truth.Depths(q.Model, q.BlockSize, q.Locals); !maps.Equal(depths, want) {
 			return fmt.Errorf("partition %d at offset %d: depths %v, want %v", l.number, offset, depths, want)
 		}
 	}

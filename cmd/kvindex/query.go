@@ -16,6 +16,7 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"kvindex/index"
 	"kvindex/pipeline/query"
 	pb "kvindex/pipeline/query/kvindexpb"
 )
@@ -155,20 +156,45 @@ func printMatch(con *console, a *pb.MatchResponse, ordered bool, took time.Durat
 	}
 	if !ordered {
 		slices.SortFunc(a.Matches, func(x, y *pb.WorkerMatch) int {
-			if c := int(y.DepthBlocks) - int(x.DepthBlocks); c != 0 {
-				return c
+			for t, d := range cumulative(y) {
+				if c := d - cumulative(x)[t]; c != 0 {
+					return c
+				}
 			}
 			return strings.Compare(x.Worker, y.Worker)
 		})
 	}
+	// A column for each lower tier that adds something.
+	var tiers []int
+	head := []string{"worker", "rank", "blocks", "tokens"}
+	for t := range tierColumns {
+		adds := func(m *pb.WorkerMatch) bool { return cumulative(m)[t+1] > cumulative(m)[t] }
+		if slices.ContainsFunc(a.Matches, adds) {
+			tiers = append(tiers, t+1)
+			head = append(head, tierColumns[t])
+		}
+	}
 	var rows [][]string
 	for _, m := range a.Matches {
+		row := []string{m.Worker, fmt.Sprint(m.DpRank), fmt.Sprint(m.DepthBlocks), fmt.Sprint(m.DepthTokens)}
+		for _, t := range tiers {
+			row = append(row, fmt.Sprint(cumulative(m)[t]))
+		}
 		note := ""
 		if m.Incomplete {
 			note = "incomplete"
 		}
-		rows = append(rows, []string{m.Worker, fmt.Sprint(m.DpRank), fmt.Sprint(m.DepthBlocks), fmt.Sprint(m.DepthTokens), milliseconds(m.AgeMs).String(), note})
+		rows = append(rows, append(row, milliseconds(m.AgeMs).String(), note))
 	}
 	fmt.Fprintln(con.out)
-	return table(con.out, []string{"worker", "rank", "blocks", "tokens", "heard", ""}, rows)
+	return table(con.out, append(head, "heard", ""), rows)
+}
+
+// tierColumns head the columns of blocks held in the device tier or in those up to a
+// lower one.
+var tierColumns = [index.Tiers - 1]string{"+host", "+disk", "+external"}
+
+// cumulative returns a match's depths in blocks: device, device or host, and so on.
+func cumulative(m *pb.WorkerMatch) index.Depths {
+	return index.Depths{int(m.DepthBlocks), int(m.DepthHostBlocks), int(m.DepthDiskBlocks), int(m.DepthExternalBlocks)}
 }

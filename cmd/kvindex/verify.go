@@ -16,6 +16,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"kvindex/index"
 	"kvindex/pipeline/query"
 	pb "kvindex/pipeline/query/kvindexpb"
 	"kvindex/pipeline/verify"
@@ -329,18 +330,19 @@ func (v *verifier) compareWorkers(known map[verify.WorkerRank]workerState) (int,
 
 // compareAnswer compares one answer with the oracle's.
 func (v *verifier) compareAnswer(q verify.Query, answer *pb.MatchResponse, known map[verify.WorkerRank]workerState) []string {
-	got := map[verify.WorkerRank]int{}
+	got := map[verify.WorkerRank]index.Depths{}
 	var diffs []string
-	differs := func(id verify.WorkerRank, stage, topic int) {
-		diffs = append(diffs, fmt.Sprintf("query of %d blocks of model %s, first %d: worker %s rank %d: the stage answers %d, the topic says %d",
+	differs := func(id verify.WorkerRank, stage, topic index.Depths) {
+		diffs = append(diffs, fmt.Sprintf("query of %d blocks of model %s, first %d: worker %s rank %d: the stage answers %v, the topic says %v (device, with host, disk, external)",
 			len(q.Locals), q.Model, q.Locals[0], id.Worker, id.Rank, stage, topic))
 	}
 	for _, m := range answer.Matches {
 		id := verify.WorkerRank{Worker: m.Worker, Rank: m.DpRank}
+		depths := cumulative(m)
 		if _, twice := got[id]; twice {
-			differs(id, int(m.DepthBlocks), got[id])
+			differs(id, depths, got[id])
 		}
-		got[id] = int(m.DepthBlocks)
+		got[id] = depths
 	}
 	want := v.oracle.Depths(q.Model, q.BlockSize, q.Locals)
 	for id := range known {
@@ -358,7 +360,7 @@ func (v *verifier) compareAnswer(q verify.Query, answer *pb.MatchResponse, known
 	}
 	for id, depth := range got {
 		if _, ok := want[id]; !ok {
-			differs(id, depth, 0)
+			differs(id, depth, index.Depths{})
 		}
 	}
 	slices.Sort(diffs)

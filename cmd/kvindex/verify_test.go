@@ -44,23 +44,23 @@ func TestVerifyFindsDifferences(t *testing.T) {
 		want          []string // what the differences say, in their order
 	}{
 		"exact":                 {both, both, depths{"a": 3, "b": 1}, nil},
-		"too deep":              {both, both, depths{"a": 3, "b": 2}, []string{"worker b rank 0: the stage answers 2, the topic says 1"}},
-		"too shallow":           {both, both, depths{"a": 2, "b": 1}, []string{"worker a rank 0: the stage answers 2, the topic says 3"}},
-		"absent":                {both, both, depths{"a": 3}, []string{"worker b rank 0: the stage answers 0, the topic says 1"}},
-		"invented":              {both, both, depths{"a": 3, "b": 1, "c": 1}, []string{"worker c rank 0: the stage answers 1, the topic says 0"}},
+		"too deep":              {both, both, depths{"a": 3, "b": 2}, []string{"worker b rank 0: the stage answers [2 2 2 2], the topic says [1 1 1 1]"}},
+		"too shallow":           {both, both, depths{"a": 2, "b": 1}, []string{"worker a rank 0: the stage answers [2 2 2 2], the topic says [3 3 3 3]"}},
+		"absent":                {both, both, depths{"a": 3}, []string{"worker b rank 0: the stage answers [0 0 0 0], the topic says [1 1 1 1]"}},
+		"invented":              {both, both, depths{"a": 3, "b": 1, "c": 1}, []string{"worker c rank 0: the stage answers [1 1 1 1], the topic says [0 0 0 0]"}},
 		"silent and absent":     {[]*pb.WorkerStatus{a, listed("b", 1, silent)}, []*pb.WorkerStatus{a, listed("b", 1, silent)}, depths{"a": 3}, nil},
-		"silent and answered":   {[]*pb.WorkerStatus{a, listed("b", 1, silent)}, []*pb.WorkerStatus{a, listed("b", 1, silent)}, depths{"a": 3, "b": 1}, []string{"worker b rank 0: the stage answers 1, the topic says 0"}},
+		"silent and answered":   {[]*pb.WorkerStatus{a, listed("b", 1, silent)}, []*pb.WorkerStatus{a, listed("b", 1, silent)}, depths{"a": 3, "b": 1}, []string{"worker b rank 0: the stage answers [1 1 1 1], the topic says [0 0 0 0]"}},
 		"fell silent meanwhile": {both, []*pb.WorkerStatus{a, listed("b", 1, silent)}, depths{"a": 3}, nil},
 		"blocks miscounted":     {both, []*pb.WorkerStatus{a, listed("b", 2)}, depths{"a": 3, "b": 1}, []string{"worker b rank 0: the stage has"}},
 		"wrongly incomplete":    {both, []*pb.WorkerStatus{a, listed("b", 1, func(w *pb.WorkerStatus) { w.Incomplete = true })}, depths{"a": 3, "b": 1}, []string{"worker b rank 0: the stage has"}},
-		"a worker is not known": {both[:1], both[:1], depths{"a": 3}, []string{"worker b rank 0 is not known", "worker b rank 0: the stage answers 0"}},
+		"a worker is not known": {both[:1], both[:1], depths{"a": 3}, []string{"worker b rank 0 is not known", "worker b rank 0: the stage answers [0 0 0 0]"}},
 		"a worker of no record": {append(both, listed("c", 1)), append(both, listed("c", 1)), depths{"a": 3, "b": 1}, []string{"worker c rank 0: the topic knows no such worker"}},
 		"retired, so left out":  {both, []*pb.WorkerStatus{a, listed("b", 0, func(w *pb.WorkerStatus) { w.Retired = true })}, depths{"a": 3}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			answer := &pb.MatchResponse{}
 			for w, d := range c.answer {
-				answer.Matches = append(answer.Matches, &pb.WorkerMatch{Worker: w, DepthBlocks: d})
+				answer.Matches = append(answer.Matches, &pb.WorkerMatch{Worker: w, DepthBlocks: d, DepthHostBlocks: d, DepthDiskBlocks: d, DepthExternalBlocks: d})
 			}
 			known := byName(c.before, c.after)
 			_, got := v.compareWorkers(known)

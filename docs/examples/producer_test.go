@@ -258,7 +258,7 @@ func check(t *testing.T, b testcontainers.Broker, topic string, want verify.Stat
 	if len(workers) != 1 || workers[0] != want {
 		t.Errorf("workers %+v\nwant %+v\ncounts %v", workers, want, o.Counts())
 	}
-	if got := o.Depths(want.Model, want.BlockSize, prompt)[want.WorkerRank]; got != len(prompt) {
+	if got := o.Depths(want.Model, want.BlockSize, prompt)[want.WorkerRank][index.Device]; got != len(prompt) {
 		t.Errorf("depth %d of %d", got, len(prompt))
 	}
 }

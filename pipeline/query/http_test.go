@@ -154,7 +154,7 @@ func TestMatchesAreWrittenAlike(t *testing.T) {
 	for _, resp := range []*pb.MatchResponse{
 		{},
 		{Blocks: 1, BlockSize: 2, LowerBounds: true, Partial: true, Missing: []string{"a", `"b"`}, Matches: []*pb.WorkerMatch{
-			{Worker: "w\n", DpRank: -1, DepthBlocks: 3, DepthTokens: 4, AgeMs: 1 << 60, Incomplete: true, Partition: 5, Offset: -1 << 60},
+			{Worker: "w\n", DpRank: -1, DepthBlocks: 3, DepthTokens: 4, DepthHostBlocks: 5, DepthHostTokens: 6, DepthDiskBlocks: 7, DepthDiskTokens: 8, DepthExternalBlocks: 9, DepthExternalTokens: 10, AgeMs: 1 << 60, Incomplete: true, Partition: 5, Offset: -1 << 60},
 			{Worker: "x"},
 		}},
 	} {

@@ -40,8 +40,14 @@ func show(resp *pb.MatchResponse) string {
 	var out []string
 	for _, m := range ms {
 		s := fmt.Sprintf("%s/%d:%d", m.Worker, m.DpRank, m.DepthBlocks)
-		if m.DepthTokens != m.DepthBlocks*resp.BlockSize {
-			s += fmt.Sprintf("(%d tokens)", m.DepthTokens)
+		blocks := []uint32{m.DepthBlocks, m.DepthHostBlocks, m.DepthDiskBlocks, m.DepthExternalBlocks}
+		if blocks[3] != blocks[0] {
+			s += fmt.Sprintf("+%d+%d+%d", blocks[1], blocks[2], blocks[3])
+		}
+		for i, tokens := range []uint32{m.DepthTokens, m.DepthHostTokens, m.DepthDiskTokens, m.DepthExternalTokens} {
+			if tokens != blocks[i]*resp.BlockSize {
+				s += fmt.Sprintf("(%d tokens)", tokens)
+			}
 		}
 		if m.Incomplete {
 			s += "!"
@@ -125,9 +131,53 @@ func TestMatch(t *testing.T) {
 	}
 }
 
+// Depths go on through lower tiers; who has blocks in those alone is answered too.
+func TestMatchByTier(t *testing.T) {
+	f := newFake()
+	f.holds(t, "device", 0, locals[:2], WorkerState{})
+	for name, tiers := range map[string][]index.Tier{
+		"host": {index.Device, index.Host}, "far": {index.External, index.Disk, index.Host}, "mixed": {index.Device, index.Device, index.Disk},
+	} {
+		w := f.holds(t, name, 0, locals[:1], WorkerState{})
+		w.Clear()
+		for i, tier := range tiers {
+			s := index.Stored{Position: int32(i), Locals: locals[i : i+1]}
+			if i > 0 {
+				s.Parent, s.HasParent = index.Chain(nil, locals)[i-1], true
+			}
+			if _, err := w.Store(tier, s); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, a := range askers(t, serve(t, f, Config{})) {
+		t.Run(a.name, func(t *testing.T) {
+			for _, c := range []struct {
+				req  *pb.MatchRequest
+				want string
+			}{
+				{&pb.MatchRequest{}, "device/0:2 far/0:0+0+0+3 host/0:1+2+2+2 mixed/0:2+2+3+3"},
+				{&pb.MatchRequest{TopK: 1}, "mixed/0:2+2+3+3"},
+				{&pb.MatchRequest{TopK: 3}, "device/0:2 host/0:1+2+2+2 mixed/0:2+2+3+3"},
+				{&pb.MatchRequest{Workers: []string{"far", "device"}}, "device/0:2 far/0:0+0+0+3"},
+			} {
+				c.req.Model, c.req.Tokens = "m", prompt
+				resp, err := a.ask(c.req)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := show(resp); got != c.want {
+					t.Errorf("got %q, want %q", got, c.want)
+				}
+			}
+		})
+	}
+}
+
 func TestMatchFields(t *testing.T) {
 	want := &pb.MatchResponse{Blocks: 3, BlockSize: 4, Matches: []*pb.WorkerMatch{{
-		Worker: "deep", DepthBlocks: 3, DepthTokens: 12, AgeMs: 1500, Partition: 3, Offset: 1 << 60,
+		Worker: "deep", DepthBlocks: 3, DepthTokens: 12, DepthHostBlocks: 3, DepthHostTokens: 12,
+		DepthDiskBlocks: 3, DepthDiskTokens: 12, DepthExternalBlocks: 3, DepthExternalTokens: 12, AgeMs: 1500, Partition: 3, Offset: 1 << 60,
 	}}}
 	for _, a := range askers(t, serve(t, fleet(t), Config{})) {
 		t.Run(a.name, func(t *testing.T) {

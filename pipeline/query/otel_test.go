@@ -124,7 +124,7 @@ func TestSpanIsAChildOfTheCallers(t *testing.T) {
 					attrs[a.Key] = strings.Trim(regexp.MustCompile(`^\w+_value:`).ReplaceAllString(a.Value.String(), ""), `"`)
 				}
 				for key, want := range map[string]string{
-					"kvindex.model": "m", "kvindex.blocks": "3", "kvindex.workers": "3", "kvindex.depth": "3",
+					"kvindex.model": "m", "kvindex.blocks": "3", "kvindex.workers": "3", "kvindex.depth": "3", "kvindex.depth_external": "3",
 					"service.name": "kvindex-test", "service.version": "v1", "service.instance.id": "i1",
 				} {
 					if attrs[key] != want {

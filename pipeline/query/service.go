@@ -166,7 +166,7 @@ func (m *matcher) answer(model Model) *pb.MatchResponse {
 	}
 	rows := make([]pb.WorkerMatch, len(m.result.Matches))
 	resp.Matches = make([]*pb.WorkerMatch, 0, len(rows))
-	for _, match := range m.result.Matches {
+	for i, match := range m.result.Matches {
 		state := m.src.Worker(match.Worker, m.now)
 		if state.Hidden { // since Find asked
 			continue
@@ -174,8 +174,11 @@ func (m *matcher) answer(model Model) *pb.MatchResponse {
 		row := &rows[len(resp.Matches)]
 		row.Worker = match.Worker.Name
 		row.DpRank = match.Worker.Rank
-		row.DepthBlocks = uint32(match.Depth)
-		row.DepthTokens = uint32(match.Depth * model.BlockSize)
+		depths := m.result.Depths(i)
+		row.DepthBlocks, row.DepthTokens = model.depth(depths[index.Device])
+		row.DepthHostBlocks, row.DepthHostTokens = model.depth(depths[index.Host])
+		row.DepthDiskBlocks, row.DepthDiskTokens = model.depth(depths[index.Disk])
+		row.DepthExternalBlocks, row.DepthExternalTokens = model.depth(depths[index.External])
 		row.AgeMs = state.Age.Milliseconds()
 		row.Incomplete = state.Incomplete
 		row.Partition = state.Partition
@@ -187,21 +190,28 @@ func (m *matcher) answer(model Model) *pb.MatchResponse {
 	return resp
 }
 
+// depth returns a depth in blocks and in tokens.
+func (m *Model) depth(n int) (blocks, tokens uint32) {
+	return uint32(n), uint32(n * m.BlockSize)
+}
+
 // describe puts the query on its span.
 func describe(ctx context.Context, req *pb.MatchRequest, resp *pb.MatchResponse) {
 	span := trace.SpanFromContext(ctx)
 	if !span.IsRecording() {
 		return
 	}
-	var best uint32
+	var best, bestAnywhere uint32
 	for _, m := range resp.Matches {
 		best = max(best, m.DepthBlocks)
+		bestAnywhere = max(bestAnywhere, m.DepthExternalBlocks)
 	}
 	span.SetAttributes(
 		attribute.String("kvindex.model", req.Model),
 		attribute.Int("kvindex.blocks", int(resp.Blocks)),
 		attribute.Int("kvindex.workers", len(resp.Matches)),
 		attribute.Int("kvindex.depth", int(best)),
+		attribute.Int("kvindex.depth_external", int(bestAnywhere)),
 		attribute.Bool("kvindex.partial", resp.Partial),
 	)
 }

@@ -218,7 +218,7 @@ func TestRecords(t *testing.T) {
 			o := New(grace * time.Millisecond)
 			apply(t, o, c.steps...)
 			w := WorkerRank{"w", 0}
-			if got := o.Depths("m", 16, prompt)[w]; got != c.want.depth {
+			if got := o.Depths("m", 16, prompt)[w][index.Device]; got != c.want.depth {
 				t.Errorf("depth %d, want %d", got, c.want.depth)
 			}
 			for _, s := range o.Workers() {
@@ -240,12 +240,26 @@ func TestDepthsAreOfTheModel(t *testing.T) {
 		step{worker: "b", rank: 3, events: events(root(2))},
 		step{worker: "c", model: "n", events: events(root(3))},
 		step{worker: "d", blockSize: 32, events: events(root(4))})
-	want := map[WorkerRank]int{{"a", 0}: 1, {"b", 3}: 2}
+	want := map[WorkerRank]index.Depths{{"a", 0}: {1, 1, 1, 1}, {"b", 3}: {2, 2, 2, 2}}
 	if got := o.Depths("m", 16, prompt); !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 	if got := o.Depths("m", 16, nil); len(got) != 0 {
 		t.Errorf("depths of no blocks: %v", got)
+	}
+}
+
+func TestDepthsByTier(t *testing.T) {
+	o := New(time.Hour)
+	apply(t, o,
+		step{worker: "a", events: events(root(1), on(index.Host, part(1, 2)), on(index.External, part(2, 4)))},
+		step{worker: "b", events: events(root(4), on(index.Host, root(4)), removed(1), on(index.Host, removed(2)))},
+		step{worker: "c", events: events(on(index.Disk, root(3)), on(index.Disk, removed(0)))},
+		step{worker: "d", events: events(on(index.Disk, root(3)))},
+		step{worker: "e", hasher: index.Opaque, events: events(opaque(0, 1), on(index.Host, opaque(1, 2, 3)), on(index.External, opaque(3, 4)))})
+	want := map[WorkerRank]index.Depths{{"a", 0}: {1, 2, 2, 4}, {"b", 0}: {1, 4, 4, 4}, {"d", 0}: {0, 0, 3, 3}, {"e", 0}: {1, 3, 3, 4}}
+	if got := o.Depths("m", 16, prompt); !reflect.DeepEqual(got, want) {
+		t.Errorf("%v, want %v", got, want)
 	}
 }
 
@@ -277,7 +291,7 @@ func TestPartitionsInAnyOrder(t *testing.T) {
 				partitions[p] = append(partitions[p], s)
 			}
 		}
-		read := func(pick func(left []int) int) ([]State, map[WorkerRank]int) {
+		read := func(pick func(left []int) int) ([]State, map[WorkerRank]index.Depths) {
 			o := New(grace * time.Millisecond)
 			at := make([]int, len(partitions))
 			for {
@@ -324,7 +338,7 @@ func TestChains(t *testing.T) {
 	for _, chains := range got {
 		slices.SortFunc(chains, slices.Compare)
 	}
-	want := map[string][][]index.LocalHash{"a": {{11, 22, 33, 44}, {11, 99}}, "b": {{11, 22}}}
+	want := map[string][][]index.LocalHash{"a": {{11, 22, 33, 44}, {11, 99}}, "b": {{11, 22, 33, 44}}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
@@ -345,7 +359,7 @@ func TestQueries(t *testing.T) {
 	}
 	seen := make(map[int]int)
 	for _, q := range queries {
-		seen[o.Depths(q.Model, q.BlockSize, q.Locals)[WorkerRank{"a", 0}]]++
+		seen[o.Depths(q.Model, q.BlockSize, q.Locals)[WorkerRank{"a", 0}][index.Device]]++
 	}
 	for depth := range 5 {
 		if seen[depth] == 0 {

@@ -17,7 +17,7 @@ type Query struct {
 	Locals    []index.LocalHash
 }
 
-// leaf is the last block of a chain that a worker-rank holds in its device tier.
+// leaf is the last block of a chain that a worker-rank holds in one tier or several.
 type leaf struct {
 	*rank
 	seq index.SeqHash
@@ -27,20 +27,23 @@ func (o *Oracle) leaves() []leaf {
 	res := o.resolve()
 	if res.leaves == nil {
 		for _, r := range res.ranks {
-			held := r.tiers[index.Device]
-			parents := make(map[index.SeqHash]struct{}, len(held))
-			for seq := range held {
-				b, _ := o.block(r.rank, seq)
-				parents[b.parent] = struct{}{}
+			parents := make(map[index.SeqHash]struct{})
+			for _, held := range r.tiers {
+				for seq := range held {
+					b, _ := o.block(r.rank, seq)
+					parents[b.parent] = struct{}{}
+				}
 			}
 			var own []index.SeqHash
-			for seq := range held {
-				if _, inner := parents[seq]; !inner {
-					own = append(own, seq)
+			for _, held := range r.tiers {
+				for seq := range held {
+					if _, inner := parents[seq]; !inner {
+						own = append(own, seq)
+					}
 				}
 			}
 			slices.Sort(own) // so that a seed gives the same queries again
-			for _, seq := range own {
+			for _, seq := range slices.Compact(own) {
 				res.leaves = append(res.leaves, leaf{r.rank, seq})
 			}
 		}
@@ -48,10 +51,15 @@ func (o *Oracle) leaves() []leaf {
 	return res.leaves
 }
 
-// block returns how a block of the rank's device tier, or an ancestor of one, came
-// about. Of opaque hashes it knows those that are held.
+// block returns how a block that the rank holds, or an ancestor of one, came about. Of
+// opaque hashes it knows those that are held.
 func (o *Oracle) block(r *rank, seq index.SeqHash) (b block, known bool) {
-	if b, known = r.own[index.Device][seq]; !known && r.hasher != index.Opaque.String() {
+	for _, own := range r.own {
+		if b, known = own[seq]; known {
+			return b, true
+		}
+	}
+	if r.hasher != index.Opaque.String() {
 		b, known = o.blocks[seq]
 	}
 	return b, known
@@ -60,10 +68,14 @@ func (o *Oracle) block(r *rank, seq index.SeqHash) (b block, known bool) {
 // chain returns the locals from the root to the leaf, across blocks that are held no
 // more; nil if an ancestor was never stored, or an opaque one is not held.
 func (o *Oracle) chain(l leaf) []index.LocalHash {
+	held := 0
+	for _, tier := range l.tiers {
+		held += len(tier)
+	}
 	var locals []index.LocalHash
 	for seq, seen := l.seq, 0; ; seen++ {
 		b, known := o.block(l.rank, seq)
-		if !known || seen > len(l.tiers[index.Device]) && l.hasher == index.Opaque.String() {
+		if !known || seen > held && l.hasher == index.Opaque.String() {
 			return nil // the latter are each other's ancestors
 		}
 		locals = append(locals, b.local)
@@ -75,10 +87,9 @@ func (o *Oracle) chain(l leaf) []index.LocalHash {
 	}
 }
 
-// Chains yields the chains that worker-ranks hold in their device tier, from
-// the root to each last block, one for each worker-rank and last block. What
-// lies before the last block may have holes; chains whose root was never stored
-// are left out.
+// Chains yields the chains that worker-ranks hold, in whatever tier, from the root to
+// each last block, one for each worker-rank and last block. What lies before the last
+// block may have holes; chains whose root was never stored are left out.
 func (o *Oracle) Chains() iter.Seq2[WorkerRank, Query] {
 	return func(yield func(WorkerRank, Query) bool) {
 		for _, l := range o.leaves() {

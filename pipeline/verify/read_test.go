@@ -10,6 +10,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"kvindex/index"
 )
 
 // A topic whose partitions end in a commit marker, in an aborted transaction
@@ -54,12 +56,12 @@ func TestRead(t *testing.T) {
 		name string
 		from map[int32]int64
 		to   map[int32]int64
-		want map[WorkerRank]int
+		want map[WorkerRank]index.Depths
 	}{
-		{"to the end", nil, whole, map[WorkerRank]int{{"a", 0}: 4, {"b", 0}: 3}},
-		{"up to an offset", nil, map[int32]int64{0: 2, 1: 2}, map[WorkerRank]int{{"a", 0}: 1, {"b", 0}: 3}},
-		{"from an offset", map[int32]int64{0: 2}, map[int32]int64{0: 4, 1: 4}, map[WorkerRank]int{{"b", 0}: 3}},
-		{"nothing", nil, map[int32]int64{0: 0}, map[WorkerRank]int{}},
+		{"to the end", nil, whole, map[WorkerRank]index.Depths{{"a", 0}: {4, 4, 4, 4}, {"b", 0}: {3, 3, 3, 3}}},
+		{"up to an offset", nil, map[int32]int64{0: 2, 1: 2}, map[WorkerRank]index.Depths{{"a", 0}: {1, 1, 1, 1}, {"b", 0}: {3, 3, 3, 3}}},
+		{"from an offset", map[int32]int64{0: 2}, map[int32]int64{0: 4, 1: 4}, map[WorkerRank]index.Depths{{"b", 0}: {3, 3, 3, 3}}},
+		{"nothing", nil, map[int32]int64{0: 0}, map[WorkerRank]index.Depths{}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := New(time.Hour)
@@ -83,7 +85,7 @@ func TestRead(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if got := o.Depths("m", 16, prompt)[WorkerRank{"a", 0}]; got != 4 || o.Counts()["applied"] != 3 {
+		if got := o.Depths("m", 16, prompt)[WorkerRank{"a", 0}][index.Device]; got != 4 || o.Counts()["applied"] != 3 {
 			t.Errorf("depth %d, counts %v", got, o.Counts())
 		}
 	})

@@ -4,6 +4,7 @@ package verify
 
 import (
 	"cmp"
+	"maps"
 	"math"
 	"slices"
 
@@ -116,34 +117,63 @@ func (o *Oracle) Workers() []State {
 	return states
 }
 
-// Depths returns how many of the query's leading blocks each worker-rank of the
-// model holds in its device tier. Those that do not hold the first are absent.
-func (o *Oracle) Depths(model string, blockSize int32, locals []index.LocalHash) map[WorkerRank]int {
-	depths := make(map[WorkerRank]int)
+// Depths returns by tier how many of the query's leading blocks each worker-rank of
+// the model holds, each block in that tier or one before it. Those that hold the first
+// in no tier are absent.
+func (o *Oracle) Depths(model string, blockSize int32, locals []index.LocalHash) map[WorkerRank]index.Depths {
+	depths := make(map[WorkerRank]index.Depths)
 	for _, r := range o.resolve().ranks {
 		if r.model != model || r.blockSize != blockSize {
 			continue
 		}
-		if r.hasher == index.Opaque.String() {
-			if n := follow(r.own[index.Device], locals); n > 0 {
-				depths[r.WorkerRank] = n
-			}
-			continue
-		}
-		var seq index.SeqHash
-		for i, l := range locals {
-			if i == 0 {
-				seq = index.SeqHash(l)
+		var d index.Depths
+		for t := range d {
+			if r.hasher == index.Opaque.String() {
+				d[t] = follow(r.together(t), locals)
 			} else {
-				seq = index.Next(seq, l)
+				d[t] = r.leading(t, locals)
 			}
-			if _, held := r.tiers[index.Device][seq]; !held {
-				break
-			}
-			depths[r.WorkerRank] = i + 1
+		}
+		if d != (index.Depths{}) {
+			depths[r.WorkerRank] = d
 		}
 	}
 	return depths
+}
+
+// leading returns how many leading blocks of the query are each in one of the tiers
+// up to last.
+func (r *rank) leading(last int, locals []index.LocalHash) int {
+	var seq index.SeqHash
+	for i, l := range locals {
+		if i == 0 {
+			seq = index.SeqHash(l)
+		} else {
+			seq = index.Next(seq, l)
+		}
+		held := false
+		for _, tier := range r.tiers[:last+1] {
+			_, in := tier[seq]
+			held = held || in
+		}
+		if !held {
+			return i
+		}
+	}
+	return len(locals)
+}
+
+// together returns the opaque blocks of the tiers up to last.
+func (r *rank) together(last int) map[index.SeqHash]block {
+	all := r.own[index.Device]
+	for t := 1; t <= last; t++ {
+		if len(r.own[t]) == 0 {
+			continue
+		}
+		all = maps.Clone(all)
+		maps.Copy(all, r.own[t])
+	}
+	return all
 }
 
 // follow returns how many leading blocks of the query can be gone through from a

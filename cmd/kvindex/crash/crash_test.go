@@ -28,6 +28,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"kvindex/index"
 	"kvindex/pipeline/query"
 	pb "kvindex/pipeline/query/kvindexpb"
 	"kvindex/pipeline/verify"
@@ -423,9 +424,9 @@ func (h *harness) compare(stage *process, seed uint64) int {
 			h.t.Fatalf("query %d: %v", i, err)
 		}
 		want := h.oracle.Depths(q.Model, q.BlockSize, q.Locals)
-		got := map[verify.WorkerRank]int{}
+		got := map[verify.WorkerRank]index.Depths{}
 		for _, m := range resp.Matches {
-			got[verify.WorkerRank{Worker: m.Worker, Rank: int32(m.DpRank)}] = int(m.DepthBlocks)
+			got[verify.WorkerRank{Worker: m.Worker, Rank: int32(m.DpRank)}] = index.Depths{int(m.DepthBlocks), int(m.DepthHostBlocks), int(m.DepthDiskBlocks), int(m.DepthExternalBlocks)}
 		}
 		if g, w := text(got), text(want); g != w {
 			h.t.Fatalf("query %d of %d blocks: the stage says %s, the oracle %s", i, len(q.Locals), g, w)
@@ -439,8 +440,8 @@ func (h *harness) compare(stage *process, seed uint64) int {
 }
 
 // text spells depths in a fixed order.
-func text(depths map[verify.WorkerRank]int) string {
-	m := make(map[string]int, len(depths))
+func text(depths map[verify.WorkerRank]index.Depths) string {
+	m := make(map[string]index.Depths, len(depths))
 	for k, v := range depths {
 		m[fmt.Sprintf("%s/%d", k.Worker, k.Rank)] = v
 	}

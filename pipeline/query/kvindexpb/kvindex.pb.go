@@ -45,10 +45,12 @@ type MatchRequest struct {
 	Mm []*Multimodal `protobuf:"bytes,7,rep,name=mm,proto3" json:"mm,omitempty"`
 	// If not empty, only these workers (all their ranks) are answered.
 	Workers []string `protobuf:"bytes,8,rep,name=workers,proto3" json:"workers,omitempty"`
-	// If above 0, only the top_k deepest, deepest first; ties rotate from query
-	// to query. A worker filter works before it.
+	// If above 0, only the top_k deepest, deepest first: by device depth, of equal ones
+	// by host depth, and so on. What is equal in all rotates from query to query. A worker
+	// filter works before it.
 	TopK uint32 `protobuf:"varint,9,opt,name=top_k,json=topK,proto3" json:"top_k,omitempty"`
-	// Stop once at most one worker still matches; see lower_bounds.
+	// Stop once at most one worker still matches; see lower_bounds. A worker with blocks in
+	// lower tiers counts as several, so that the search stops the less.
 	EarlyExit bool `protobuf:"varint,10,opt,name=early_exit,json=earlyExit,proto3" json:"early_exit,omitempty"`
 	// Answer although partitions are missing; see partial. Without it, an
 	// instance that is not ready refuses with UNAVAILABLE.
@@ -247,7 +249,7 @@ type MatchResponse struct {
 	Blocks uint32 `protobuf:"varint,1,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Tokens a block.
 	BlockSize uint32 `protobuf:"varint,2,opt,name=block_size,json=blockSize,proto3" json:"block_size,omitempty"`
-	// Worker-ranks that hold at least the first block. Deepest first if top_k was
+	// Worker-ranks that hold at least the first block, in whatever tier. Deepest first if top_k was
 	// given, else in no order.
 	Matches []*WorkerMatch `protobuf:"bytes,3,rep,name=matches,proto3" json:"matches,omitempty"`
 	// early_exit ended the search: the depths are lower bounds.
@@ -333,16 +335,35 @@ func (x *MatchResponse) GetMissing() []string {
 	return nil
 }
 
-// WorkerMatch is what one worker-rank holds of the prompt, in device memory.
+// WorkerMatch is what one worker-rank holds of the prompt.
+//
+// Its depths are cumulative: each counts the prompt's leading blocks that are each
+// held in that tier or one before it, in the order device, host, disk, external. So
+// none is less than the one before, and where a tier holds nothing more of the prompt,
+// or is not used at all, its depth equals the one before. They are always given: absent
+// on the wire is 0. The last is at least 1.
 type WorkerMatch struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Worker string                 `protobuf:"bytes,1,opt,name=worker,proto3" json:"worker,omitempty"`
 	// Data-parallel rank.
 	DpRank int32 `protobuf:"varint,2,opt,name=dp_rank,json=dpRank,proto3" json:"dp_rank,omitempty"`
-	// Leading blocks held, at least 1.
+	// Leading blocks held in device memory: nothing needs to be loaded or computed for
+	// them. 0: what the worker holds of the prompt begins in a lower tier.
 	DepthBlocks uint32 `protobuf:"varint,3,opt,name=depth_blocks,json=depthBlocks,proto3" json:"depth_blocks,omitempty"`
 	// The same in tokens.
 	DepthTokens uint32 `protobuf:"varint,4,opt,name=depth_tokens,json=depthTokens,proto3" json:"depth_tokens,omitempty"`
+	// Leading blocks each held in device or host memory.
+	DepthHostBlocks uint32 `protobuf:"varint,9,opt,name=depth_host_blocks,json=depthHostBlocks,proto3" json:"depth_host_blocks,omitempty"`
+	// The same in tokens.
+	DepthHostTokens uint32 `protobuf:"varint,10,opt,name=depth_host_tokens,json=depthHostTokens,proto3" json:"depth_host_tokens,omitempty"`
+	// Leading blocks each held in device or host memory or on disk.
+	DepthDiskBlocks uint32 `protobuf:"varint,11,opt,name=depth_disk_blocks,json=depthDiskBlocks,proto3" json:"depth_disk_blocks,omitempty"`
+	// The same in tokens.
+	DepthDiskTokens uint32 `protobuf:"varint,12,opt,name=depth_disk_tokens,json=depthDiskTokens,proto3" json:"depth_disk_tokens,omitempty"`
+	// Leading blocks each held in any tier, external storage included.
+	DepthExternalBlocks uint32 `protobuf:"varint,13,opt,name=depth_external_blocks,json=depthExternalBlocks,proto3" json:"depth_external_blocks,omitempty"`
+	// The same in tokens.
+	DepthExternalTokens uint32 `protobuf:"varint,14,opt,name=depth_external_tokens,json=depthExternalTokens,proto3" json:"depth_external_tokens,omitempty"`
 	// Milliseconds since the worker-rank's last record, heartbeats included.
 	AgeMs int64 `protobuf:"varint,5,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
 	// Events of this worker-rank were lost: the depth may be below the truth.
@@ -410,6 +431,48 @@ func (x *WorkerMatch) GetDepthBlocks() uint32 {
 func (x *WorkerMatch) GetDepthTokens() uint32 {
 	if x != nil {
 		return x.DepthTokens
+	}
+	return 0
+}
+
+func (x *WorkerMatch) GetDepthHostBlocks() uint32 {
+	if x != nil {
+		return x.DepthHostBlocks
+	}
+	return 0
+}
+
+func (x *WorkerMatch) GetDepthHostTokens() uint32 {
+	if x != nil {
+		return x.DepthHostTokens
+	}
+	return 0
+}
+
+func (x *WorkerMatch) GetDepthDiskBlocks() uint32 {
+	if x != nil {
+		return x.DepthDiskBlocks
+	}
+	return 0
+}
+
+func (x *WorkerMatch) GetDepthDiskTokens() uint32 {
+	if x != nil {
+		return x.DepthDiskTokens
+	}
+	return 0
+}
+
+func (x *WorkerMatch) GetDepthExternalBlocks() uint32 {
+	if x != nil {
+		return x.DepthExternalBlocks
+	}
+	return 0
+}
+
+func (x *WorkerMatch) GetDepthExternalTokens() uint32 {
+	if x != nil {
+		return x.DepthExternalTokens
 	}
 	return 0
 }
@@ -1248,12 +1311,19 @@ const file_kvindex_proto_rawDesc = "" +
 	"\amatches\x18\x03 \x03(\v2\x17.kvindex.v1.WorkerMatchR\amatches\x12!\n" +
 	"\flower_bounds\x18\x04 \x01(\bR\vlowerBounds\x12\x18\n" +
 	"\apartial\x18\x05 \x01(\bR\apartial\x12\x18\n" +
-	"\amissing\x18\x06 \x03(\tR\amissing\"\xf1\x01\n" +
+	"\amissing\x18\x06 \x03(\tR\amissing\"\x89\x04\n" +
 	"\vWorkerMatch\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x17\n" +
 	"\adp_rank\x18\x02 \x01(\x05R\x06dpRank\x12!\n" +
 	"\fdepth_blocks\x18\x03 \x01(\rR\vdepthBlocks\x12!\n" +
-	"\fdepth_tokens\x18\x04 \x01(\rR\vdepthTokens\x12\x15\n" +
+	"\fdepth_tokens\x18\x04 \x01(\rR\vdepthTokens\x12*\n" +
+	"\x11depth_host_blocks\x18\t \x01(\rR\x0fdepthHostBlocks\x12*\n" +
+	"\x11depth_host_tokens\x18\n" +
+	" \x01(\rR\x0fdepthHostTokens\x12*\n" +
+	"\x11depth_disk_blocks\x18\v \x01(\rR\x0fdepthDiskBlocks\x12*\n" +
+	"\x11depth_disk_tokens\x18\f \x01(\rR\x0fdepthDiskTokens\x122\n" +
+	"\x15depth_external_blocks\x18\r \x01(\rR\x13depthExternalBlocks\x122\n" +
+	"\x15depth_external_tokens\x18\x0e \x01(\rR\x13depthExternalTokens\x12\x15\n" +
 	"\x06age_ms\x18\x05 \x01(\x03R\x05ageMs\x12\x1e\n" +
 	"\n" +
 	"incomplete\x18\x06 \x01(\bR\n" +
