@@ -272,6 +272,68 @@ func benchFind(b *testing.B, empty func() index.Structure) {
 	})
 }
 
+// BenchmarkFindTiers asks for 192 blocks that workers hold up to depths spread evenly in
+// device, with the next 30 in host.
+func BenchmarkFindTiers(b *testing.B) {
+	perStructure(b, func(b *testing.B, empty func() index.Structure) {
+		query := chainOf("a", 192)
+		for _, workers := range []int{64, 1000} {
+			x := index.New(empty())
+			for i := range workers {
+				w := x.AddWorker(fmt.Sprint(i), 0, nil)
+				n := i * len(query) / workers
+				if n > 0 {
+					store(b, w, index.Device, query[:n]...)
+				}
+				s := index.Stored{Position: int32(n), Locals: query[n:min(n+30, len(query))]}
+				if n > 0 {
+					s.Parent, s.HasParent = index.Chain(nil, query)[n-1], true
+				}
+				if _, err := w.Store(index.Host, s); err != nil {
+					b.Fatal(err)
+				}
+			}
+			for _, k := range []int{0, 3} {
+				b.Run(fmt.Sprintf("workers=%d/top=%d", workers, k), func(b *testing.B) {
+					q := index.Query{Locals: query, TopK: k}
+					var r index.Result
+					b.ReportAllocs()
+					for b.Loop() {
+						x.Find(&q, &r)
+					}
+				})
+			}
+		}
+	})
+}
+
+// BenchmarkOffload has a worker store prompts of 32 blocks, 24 of them new, whose blocks
+// move to host after 500 others and leave it after 1,500 more; alone is the same
+// without a host tier.
+func BenchmarkOffload(b *testing.B) {
+	perStructure(b, func(b *testing.B, empty func() index.Structure) {
+		for _, tiers := range []string{"alone", "host"} {
+			b.Run("tiers="+tiers, func(b *testing.B) {
+				stores, removes := events(4_000)
+				x := index.New(empty())
+				w := x.AddWorker("w", 0, nil)
+				at := func(i int) int { return (i + len(stores)) % len(stores) }
+				b.ReportAllocs()
+				for i := 0; b.Loop(); i++ {
+					_, _ = w.Store(index.Device, stores[at(i)])
+					old := at(i - 500)
+					if tiers == "host" {
+						_, _ = w.Store(index.Host, stores[old])
+						w.Remove(index.Host, removes[at(i-2000)])
+					}
+					w.Remove(index.Device, removes[old])
+				}
+				b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*eventBlocks), "ns/block")
+			})
+		}
+	})
+}
+
 // BenchmarkFindParallel has a writer at work on its own blocks of the same
 // prompts while all processors ask.
 func BenchmarkFindParallel(b *testing.B) {

@@ -162,20 +162,21 @@ func (x *Index) search(q *Query, r *Result, best uint64, locked bool) (n int) {
 	if r.tiered {
 		r.depths = r.depths[:0]
 	}
+	tiered := r.tiered
 	for _, m := range found {
 		// A slot beyond the loaded owners was handed out after them.
 		if int(m.Slot) >= len(*owners) {
 			owners = x.owners.Load()
 		}
 		if w := (*owners)[m.Slot].worker.Load(); w != nil {
-			if r.tiered {
-				r.add(w, m)
-			} else {
+			if !tiered {
 				r.Matches = append(r.Matches, Match{w, m.Depth})
+			} else {
+				r.add(w, m)
 			}
 		}
 	}
-	if r.tiered {
+	if tiered {
 		r.settle()
 	}
 	return len(found)
