@@ -6,8 +6,8 @@
 //
 // A BlockHasher turns a prompt's tokens into local hashes, and Chain those into
 // sequence hashes, of which each names a whole prefix. An Index knows workers:
-// it gives each worker-rank a slot for every tier that it uses, and turns the
-// answers of a Structure, which knows slots alone, into answers about workers.
+// it gives each worker-rank a slot for every tier that it uses and for what tiers hold
+// together (tiers.go), and turns the answers of a Structure, which knows slots alone, into answers about workers.
 // Such Structures are RunIndex, the fast one, PositionalIndex, ConcurrentRadixTree,
 // which takes opaque hashes, and RadixTree, which counts recent queries; package
 // indextest says what one must do and checks it.
@@ -39,7 +39,14 @@
 //     and their local hashes are the query's first n. Trees answer so; the others
 //     refuse such blocks. A hash that is held already is a duplicate, whatever parent
 //     and local hash it comes with.
-//   - Answers are about the device tier. Other tiers are counted, and dumped.
+//   - An answer gives depths by tier, cumulative: of the device tier, of device and
+//     host together, and so on, where each block is in one tier or another. Together
+//     tiers are a set like one of them; opaque hashes have to be of the same parent and
+//     local hash in each, as they are if they identify the whole prefix: the place that
+//     the first tier gave a block counts for as long as any has it.
+//   - A worker-rank without lower tiers has one slot. Each lower tier in use costs two
+//     more, one of which holds what that tier and all before it hold; nothing is counted
+//     or dumped twice for it.
 //   - A slot is handed out again only after it was cleared, and a Find that saw
 //     slots change hands starts over: nobody is credited with what another held.
 //   - Memory is that of what is live. There is no largest number of workers, of

@@ -22,11 +22,16 @@ func (r *rig) opaqueFleet(name string, n int) *fleet {
 }
 
 // disguise gives events hashes that nobody can compute, one or the other for each
-// block. Some blocks become each other's ancestors.
+// block. Some blocks become each other's ancestors, under hashes that no other tier
+// has: one that is at different places in two tiers has no place in both together.
 func (f *fleet) disguise(events []schemas.Event) {
 	for i := range events {
-		mask := index.SeqHash(1+f.rng.IntN(2)) << 60
 		e := &events[i]
+		mask := index.SeqHash(1+f.rng.IntN(2)) << 60
+		circle := len(e.Stored.Locals) > 1 && e.Stored.HasParent && f.rng.IntN(4) == 0
+		if circle {
+			mask |= index.SeqHash(1+e.Tier) << 56
+		}
 		for j := range e.Removed {
 			e.Removed[j] ^= mask
 		}
@@ -47,7 +52,7 @@ func (f *fleet) disguise(events []schemas.Event) {
 			s.Hashes = append(s.Hashes, seq^mask)
 		}
 		s.Parent ^= mask
-		if s.HasParent && len(s.Hashes) > 1 && f.rng.IntN(4) == 0 {
+		if circle {
 			s.Parent = s.Hashes[len(s.Hashes)-1]
 		}
 	}
