@@ -108,7 +108,7 @@ func (f *fleet) events() []schemas.Event {
 func (f *fleet) changes() []schemas.Event {
 	prompt := locals(uint64(f.rng.IntN(8)), 24)
 	seqs := index.Chain(nil, prompt)
-	from, to := f.rng.IntN(12), 12+f.rng.IntN(13)
+	from, to := f.rng.IntN(11), 12+f.rng.IntN(13)
 	switch f.rng.IntN(13) {
 	case 12:
 		return []schemas.Event{{Kind: schemas.KindCleared}} // the tier

@@ -52,6 +52,9 @@ func (f *fleet) disguise(events []schemas.Event) {
 			s.Hashes = append(s.Hashes, seq^mask)
 		}
 		s.Parent ^= mask
+		if f.rng.IntN(8) == 0 {
+			s.Position = 1000 // which contradicts the parent, if that is known
+		}
 		if circle {
 			s.Parent = s.Hashes[len(s.Hashes)-1]
 		}
