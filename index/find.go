@@ -160,47 +160,52 @@ func (x *Index) search(q *Query, r *Result, best uint64, locked bool) (n int) {
 		return 0
 	}
 	if r.tiered {
-		r.depths = r.depths[:0]
+		r.gather(x, found)
+		return len(found)
 	}
-	tiered := r.tiered
 	for _, m := range found {
 		// A slot beyond the loaded owners was handed out after them.
 		if int(m.Slot) >= len(*owners) {
 			owners = x.owners.Load()
 		}
 		if w := (*owners)[m.Slot].worker.Load(); w != nil {
-			if !tiered {
-				r.Matches = append(r.Matches, Match{w, m.Depth})
-			} else {
-				r.add(w, m)
-			}
+			r.Matches = append(r.Matches, Match{w, m.Depth})
 		}
-	}
-	if tiered {
-		r.settle()
 	}
 	return len(found)
 }
 
-// add puts what one of w's slots holds into w's match.
-func (r *Result) add(w *Worker, m SlotMatch) {
-	t, ok := w.level(m.Slot)
-	if !ok {
-		return
+// gather puts what each worker's slots hold into one match.
+func (r *Result) gather(x *Index, found []SlotMatch) {
+	r.depths = r.depths[:0]
+	owners := *x.owners.Load()
+	for _, m := range found {
+		if int(m.Slot) >= len(owners) {
+			owners = *x.owners.Load()
+		}
+		w := owners[m.Slot].worker.Load()
+		if w == nil {
+			continue
+		}
+		t, ok := w.level(m.Slot)
+		if !ok {
+			continue
+		}
+		device := int(w.slots[Device] - 1)
+		if device >= len(r.places) {
+			r.places = append(r.places, make([]uint32, device+1+device/8-len(r.places))...)
+		}
+		if r.places[device] == 0 {
+			r.Matches = append(r.Matches, Match{Worker: w})
+			r.depths = append(r.depths, Depths{})
+			r.places[device] = uint32(len(r.Matches))
+		}
+		r.depths[r.places[device]-1][t] = m.Depth
 	}
-	device := int(w.slots[Device] - 1)
-	if device >= len(r.places) {
-		r.places = append(r.places, make([]uint32, device+1+device/8-len(r.places))...)
-	}
-	if r.places[device] == 0 {
-		r.Matches = append(r.Matches, Match{Worker: w})
-		r.depths = append(r.depths, Depths{})
-		r.places[device] = uint32(len(r.Matches))
-	}
-	r.depths[r.places[device]-1][t] = m.Depth
+	r.settle()
 }
 
-// settle makes the depths whole after the last add. A union of which nothing was
+// settle makes the depths whole. A union of which nothing was
 // found has no slot of its own, or was searched at another moment than the one before
 // it: what that one holds is in it too.
 func (r *Result) settle() {
@@ -258,15 +263,15 @@ func selectDeepest(ms []SlotMatch, tiers []Depths, k int, turn uint64, scratch *
 		lots = append(lots, lot(heap[i].Slot))
 	}
 	*scratch = lots
-	compare := func(a, b SlotMatch) int {
-		if a.Depth != b.Depth || tiers == nil {
-			return a.Depth - b.Depth
-		}
-		return slices.Compare(tiers[a.Slot][:], tiers[b.Slot][:])
-	}
+	tie := func(a, b SlotMatch) int { return slices.Compare(tiers[a.Slot][:], tiers[b.Slot][:]) }
 	less := func(a, b int) bool {
-		if c := compare(heap[a], heap[b]); c != 0 {
-			return c < 0
+		if heap[a].Depth != heap[b].Depth {
+			return heap[a].Depth < heap[b].Depth
+		}
+		if tiers != nil {
+			if c := tie(heap[a], heap[b]); c != 0 {
+				return c < 0
+			}
 		}
 		return lots[a] < lots[b]
 	}
@@ -291,7 +296,10 @@ func selectDeepest(ms []SlotMatch, tiers []Depths, k int, turn uint64, scratch *
 		down(i, k)
 	}
 	for _, m := range ms[k:] {
-		c := compare(m, heap[0])
+		c := m.Depth - heap[0].Depth
+		if c == 0 && tiers != nil {
+			c = tie(m, heap[0])
+		}
 		if c < 0 {
 			continue
 		}
