@@ -40,6 +40,8 @@ type NativeConfig struct {
 	// Nodes is the number of combined broker and controller nodes, 1 when 0. With 3 or more, topics have replication factor 3 and
 	// min.insync.replicas 2.
 	Nodes int
+	// Listeners are names of further listeners, each on a port of its own; what they speak is for Properties to say.
+	Listeners []string
 	// Properties are lines for server.properties, over those of this package.
 	Properties map[string]string
 }
@@ -51,6 +53,7 @@ type Native struct {
 	dir        string // data, configuration and log of every node
 	nodes      []*node
 	addrs      []string
+	more       map[string][]string // of NativeConfig.Listeners, the nodes' addresses
 
 	closeOnce sync.Once
 	closeErr  error
@@ -92,7 +95,7 @@ func startNative(ctx context.Context, java, jars string, cfg NativeConfig) (*Nat
 	if err != nil {
 		return nil, err
 	}
-	n := &Native{java: java, jars: jars, dir: dir}
+	n := &Native{java: java, jars: jars, dir: dir, more: map[string][]string{}}
 	err = n.configure(cfg)
 	if err == nil {
 		err = n.startAll(ctx)
@@ -106,12 +109,12 @@ func startNative(ctx context.Context, java, jars string, cfg NativeConfig) (*Nat
 // configure chooses ports and writes every node's directory.
 func (n *Native) configure(cfg NativeConfig) error {
 	count := max(cfg.Nodes, 1)
-	ports, err := freePorts(2 * count)
+	ports, err := freePorts((2 + len(cfg.Listeners)) * count)
 	if err != nil {
 		return err
 	}
 	addr := func(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
-	brokers, controllers := ports[:count], ports[count:]
+	brokers, controllers := ports[:count], ports[count:2*count]
 	var voters []string
 	for i, p := range controllers {
 		voters = append(voters, fmt.Sprintf("%d@%s", i+1, addr(p)))
@@ -124,7 +127,13 @@ func (n *Native) configure(cfg NativeConfig) error {
 		d := filepath.Join(n.dir, strconv.Itoa(i))
 		var props strings.Builder
 		fmt.Fprintf(&props, "node.id=%d\ncontroller.quorum.voters=%s\nlog.dirs=%s\n", i+1, strings.Join(voters, ","), filepath.Join(d, "data"))
-		fmt.Fprintf(&props, "listeners=PLAINTEXT://%s,CONTROLLER://%s\nadvertised.listeners=PLAINTEXT://%[1]s\n", addr(brokers[i]), addr(controllers[i]))
+		advertised := "PLAINTEXT://" + addr(brokers[i])
+		for j, name := range cfg.Listeners {
+			at := addr(ports[(2+j)*count+i])
+			n.more[name] = append(n.more[name], at)
+			advertised += "," + name + "://" + at
+		}
+		fmt.Fprintf(&props, "listeners=CONTROLLER://%s,%s\nadvertised.listeners=%[2]s\n", addr(controllers[i]), advertised)
 		fmt.Fprintf(&props, "default.replication.factor=%d\nmin.insync.replicas=%d\n", replicas, insync)
 		for _, log := range []string{"offsets.topic", "transaction.state.log", "share.coordinator.state.topic"} {
 			fmt.Fprintf(&props, "%s.replication.factor=%d\n", log, replicas)
@@ -282,6 +291,9 @@ func (*Native) Name() string { return "kafka" }
 
 // Brokers are the nodes' addresses, running or not.
 func (n *Native) Brokers() []string { return n.addrs }
+
+// Listener returns the nodes' addresses of one of NativeConfig.Listeners.
+func (n *Native) Listener(name string) []string { return n.more[name] }
 
 // Kill ends node i with SIGKILL, as a crash does, and returns once it is gone. Its data stays.
 func (n *Native) Kill(i int) error {

@@ -331,7 +331,7 @@ func (d *demo) startFleet() error {
 	last := d.trace.requests[len(d.trace.requests)-1].Timestamp
 	traffic := min(demoTraffic, time.Duration(d.cfg.requests)*time.Second/demoPace)
 	d.cfg.sim.speed = float64(last) / float64(traffic.Milliseconds())
-	d.cfg.sim.queryAddress = d.grpc
+	d.cfg.sim.stage.address = d.grpc
 	cl, err := kafkaClient(d.brokers, fleet.ProducerOptions()...)
 	if err != nil {
 		return err

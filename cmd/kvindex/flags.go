@@ -4,11 +4,16 @@ package main
 
 import (
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"kvindex/pipeline/query"
+	"kvindex/pipeline/secure"
 )
 
 // The defaults that several commands share.
@@ -39,10 +44,6 @@ func groupFlag(fs *pflag.FlagSet, p *string) {
 	fs.StringVar(p, "group", defaultGroup, "consumer `group` whose offsets show the floors, and whose name the stages that belong together share")
 }
 
-func queryAddressFlag(fs *pflag.FlagSet, p *string) {
-	fs.StringVar(p, "query-address", defaultQueryAddress, "the stage's gRPC `host:port`")
-}
-
 // outputFlag is --output text|json.
 func outputFlag(fs *pflag.FlagSet, p *string) {
 	*p = "text"
@@ -68,6 +69,76 @@ func (c *choice) Set(s string) error {
 	}
 	*c.value = s
 	return nil
+}
+
+// stageAccess is how a command reaches a stage.
+type stageAccess struct {
+	address  string
+	security secure.Client
+}
+
+func (a *stageAccess) flags(fs *pflag.FlagSet) {
+	fs.StringVar(&a.address, "query-address", defaultQueryAddress, "the stage's gRPC `host:port`")
+	fs.BoolVar(&a.security.TLS, "tls", false, "reach the stage by TLS")
+	fs.StringVar(&a.security.CAFile, "ca-file", "", "trust a stage that this `file` of CA certificates vouches for (default: the system's)")
+	fs.StringVar(&a.security.CertFile, "cert-file", "", "show the stage the certificate in this `file`")
+	fs.StringVar(&a.security.KeyFile, "key-file", "", "the certificate's private key is in this `file`")
+	fs.StringVar(&a.security.TokenFile, "token-file", "", "show the stage the bearer token in this `file`")
+}
+
+// dial returns a client of the stage; it is not connected yet.
+func (a *stageAccess) dial(timeout time.Duration) (*query.Client, error) {
+	if err := a.security.Validate(); err != nil {
+		return nil, usageError{err}
+	}
+	cl, err := query.Dial(a.address, timeout, a.security.DialOptions()...)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	return cl, nil
+}
+
+// kafkaAccess is how a command reaches Kafka.
+type kafkaAccess struct {
+	brokers  []string
+	security secure.Kafka
+}
+
+func (a *kafkaAccess) flags(fs *pflag.FlagSet) {
+	brokersFlag(fs, &a.brokers)
+	kafkaSecurityFlags(fs, &a.security)
+}
+
+// kafkaSecurityFlags are those of secured brokers.
+func kafkaSecurityFlags(fs *pflag.FlagSet, k *secure.Kafka) {
+	fs.BoolVar(&k.TLS, "kafka-tls", false, "reach Kafka by TLS")
+	fs.StringVar(&k.CAFile, "kafka-ca-file", "", "trust brokers that this `file` of CA certificates vouches for (default: the system's)")
+	fs.StringVar(&k.CertFile, "kafka-cert-file", "", "show brokers the certificate in this `file`")
+	fs.StringVar(&k.KeyFile, "kafka-key-file", "", "the certificate's private key is in this `file`")
+	fs.StringVar(&k.Mechanism, "kafka-sasl-mechanism", "", "log in to Kafka in this `way`: "+strings.Join(secure.Mechanisms, ", "))
+	fs.StringVar(&k.User, "kafka-user", "", "`name` to log in to Kafka with")
+	fs.StringVar(&k.PasswordFile, "kafka-password-file", "", "the user's password is in this `file` (default: in "+secure.KafkaPasswordEnv+")")
+	fs.StringVar(&k.TokenFile, "kafka-token-file", "", "the token for oauthbearer is in this `file`, read again for each login")
+}
+
+// options are the brokers and how to be let in.
+func (a *kafkaAccess) options() ([]kgo.Opt, error) {
+	if err := a.security.Validate(); err != nil {
+		return nil, usageError{err}
+	}
+	if what := a.security.Exposed(); what != "" {
+		slog.Warn(what)
+	}
+	return append(a.security.Options(), kgo.SeedBrokers(a.brokers...)), nil
+}
+
+// client connects to the brokers.
+func (a *kafkaAccess) client(opts ...kgo.Opt) (*kgo.Client, error) {
+	own, err := a.options()
+	if err != nil {
+		return nil, err
+	}
+	return kafkaClient(a.brokers, append(own, opts...)...)
 }
 
 // kafkaClient connects to the brokers as every command does.

@@ -23,7 +23,7 @@ import (
 
 // queryConfig is what the command is told.
 type queryConfig struct {
-	address    string
+	stage      stageAccess
 	timeout    time.Duration
 	tokens     string
 	tokensFile string
@@ -45,7 +45,7 @@ white space. A last block that is not full does not count.`,
   kvindex query --model llama --tokens-file prompt.txt --top-k 3 --output json
   kvindex query --model llama --local-hashes 14643705804678351452,16777012769546811212`,
 		flags: func(fs *pflag.FlagSet) {
-			queryAddressFlag(fs, &c.address)
+			c.stage.flags(fs)
 			fs.DurationVar(&c.timeout, "timeout", 5*time.Second, "give up after this `time`")
 			fs.StringVar(&c.req.Model, "model", defaultModel, "`name` of the model")
 			fs.Uint32Var(&c.blockSize, "block-size", 0, "`tokens` a block; 0: the only one there is of the model")
@@ -95,15 +95,15 @@ func (c *queryConfig) run(ctx context.Context, con *console) error {
 		return usageError{err}
 	}
 	c.req.BlockSize = c.blockSize
-	cl, err := query.Dial(c.address, c.timeout)
+	cl, err := c.stage.dial(c.timeout)
 	if err != nil {
-		return usageError{err}
+		return err
 	}
 	defer cl.Close()
 	start := time.Now()
 	answer, err := cl.Match(ctx, &c.req)
 	if err != nil {
-		return askError(c.address, err)
+		return askError(c.stage.address, err)
 	}
 	if c.output == "json" {
 		_, err = fmt.Fprintf(con.out, "%s\n", query.AppendJSON(nil, answer))

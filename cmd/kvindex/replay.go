@@ -20,7 +20,7 @@ import (
 
 // replayConfig is what the command is told.
 type replayConfig struct {
-	brokers   []string
+	kafka     kafkaAccess
 	topic     string
 	trace     string
 	synthetic int
@@ -54,9 +54,9 @@ ends the replay early; the summary is printed all the same.`,
   kvindex replay --trace - --route random --limit 1000 --output json < trace.jsonl
   kvindex replay --synthetic 12000 --seed 7 --write-trace trace.jsonl`,
 		flags: func(fs *pflag.FlagSet) {
-			brokersFlag(fs, &c.brokers)
+			c.kafka.flags(fs)
 			topicFlag(fs, &c.topic)
-			queryAddressFlag(fs, &c.sim.queryAddress)
+			c.sim.stage.flags(fs)
 			fs.DurationVar(&c.sim.queryTimeout, "query-timeout", c.sim.queryTimeout, "route without an answer after this `time`")
 			fs.StringVar(&c.trace, "trace", "", "serve the requests of this `file`; - is standard input")
 			fs.IntVar(&c.synthetic, "synthetic", 0, "make up `N` requests instead")
@@ -109,13 +109,13 @@ func (c *replayConfig) run(ctx context.Context, con *console) error {
 	if c.limit < 0 || c.duration < 0 {
 		return usagef("--limit and --duration must not be negative")
 	}
-	cl, err := kafkaClient(c.brokers, fleet.ProducerOptions()...)
+	cl, err := c.kafka.client(fleet.ProducerOptions()...)
 	if err != nil {
 		return err
 	}
 	defer cl.Close()
 	if err := cl.Ping(ctx); err != nil {
-		return fmt.Errorf("no broker answers at %v: %w", c.brokers, err)
+		return fmt.Errorf("no broker answers at %v: %w", c.kafka.brokers, err)
 	}
 	s, err := newSim(cl, c.topic, c.sim)
 	if err != nil {

@@ -215,7 +215,7 @@ func TestReplayFailsOpen(t *testing.T) {
 	defer srv.Stop()
 
 	cfg := defaultSim()
-	cfg.workers, cfg.queryAddress = 4, lis.Addr().String()
+	cfg.workers, cfg.stage.address = 4, lis.Addr().String()
 	s, err := newSim(testcontainers.Client(t, newTopics(t), fleet.ProducerOptions()...), defaultTopic, cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strconv"
@@ -13,6 +14,7 @@ import (
 
 	"kvindex/index"
 	"kvindex/pipeline"
+	"kvindex/pipeline/secure"
 )
 
 const serveLong = `Run the stage: read the events topic, keep the index, answer queries, write snapshots.
@@ -31,6 +33,7 @@ const serveExample = `  kvindex serve
 func serveCommand() command {
 	cfg := pipeline.DefaultConfig()
 	var check bool
+	var kafka secure.Kafka
 	return command{
 		use:     "serve",
 		short:   "Run the stage",
@@ -38,6 +41,7 @@ func serveCommand() command {
 		example: serveExample,
 		flags: func(fs *pflag.FlagSet) {
 			brokersFlag(fs, &cfg.Brokers)
+			kafkaSecurityFlags(fs, &kafka)
 			topicFlag(fs, &cfg.Topic)
 			fs.StringVar(&cfg.SnapshotTopic, "snapshot-topic", cfg.SnapshotTopic, "`topic` of the snapshots; empty runs without: a restart then replays all events")
 			groupFlag(fs, &cfg.Group)
@@ -63,15 +67,19 @@ func serveCommand() command {
 		run: func(ctx context.Context, con *console, _ []string) error {
 			if check {
 				for _, s := range con.settings {
-					fmt.Fprintf(con.out, "%-18s %-40s %s\n", s.name, s.value, s.from)
+					fmt.Fprintf(con.out, "%-21s %-40s %s\n", s.name, s.value, s.from)
 				}
 			}
-			if err := cfg.Validate(); err != nil {
+			if err := errors.Join(cfg.Validate(), kafka.Validate()); err != nil {
 				return usageError{err}
 			}
 			if check {
 				return nil
 			}
+			if what := kafka.Exposed(); what != "" {
+				slog.Warn(what)
+			}
+			cfg.KafkaOptions = kafka.Options()
 			cfg.Version = buildVersion()
 			cfg.Logger = slog.Default()
 			stage, err := pipeline.New(cfg)

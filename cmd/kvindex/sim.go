@@ -14,7 +14,6 @@ import (
 
 	"kvindex/cmd/kvindex/fleet"
 	"kvindex/index"
-	"kvindex/pipeline/query"
 )
 
 // The ways to route requests.
@@ -36,7 +35,7 @@ type simConfig struct {
 	heartbeat time.Duration
 
 	route        string
-	queryAddress string
+	stage        stageAccess
 	queryTimeout time.Duration
 }
 
@@ -52,7 +51,7 @@ func defaultSim() simConfig {
 		speed:        0,
 		heartbeat:    5 * time.Second,
 		route:        routeIndex,
-		queryAddress: defaultQueryAddress,
+		stage:        stageAccess{address: defaultQueryAddress},
 		queryTimeout: 500 * time.Millisecond,
 	}
 }
@@ -120,9 +119,9 @@ func newSim(cl *kgo.Client, topic string, cfg simConfig) (*sim, error) {
 		started:  now,
 	}
 	if cfg.route == routeIndex {
-		stage, err := query.Dial(cfg.queryAddress, 0)
+		stage, err := cfg.stage.dial(0)
 		if err != nil {
-			return nil, usageError{err}
+			return nil, err
 		}
 		s.asker = newAsker(stage, pc, cfg.queryTimeout)
 	}

@@ -20,7 +20,7 @@ import (
 
 // inspectConfig is what the command is told.
 type inspectConfig struct {
-	brokers       []string
+	kafka         kafkaAccess
 	topic         string
 	snapshotTopic string
 	partitions    []int32
@@ -44,7 +44,7 @@ anything.`,
 			example: `  kvindex snapshot inspect
   kvindex snapshot inspect --partition 3 --output json`,
 			flags: func(fs *pflag.FlagSet) {
-				brokersFlag(fs, &c.brokers)
+				c.kafka.flags(fs)
 				topicFlag(fs, &c.topic)
 				snapshotTopicFlag(fs, &c.snapshotTopic)
 				fs.Int32SliceVar(&c.partitions, "partition", nil, "look only at these partitions, `numbers`")
@@ -93,7 +93,7 @@ type inspectedWorker struct {
 }
 
 func (c *inspectConfig) run(ctx context.Context, con *console) error {
-	cl, err := kafkaClient(c.brokers)
+	cl, err := c.kafka.client()
 	if err != nil {
 		return err
 	}

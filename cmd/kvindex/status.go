@@ -18,7 +18,8 @@ import (
 )
 
 func statusCommand() command {
-	var address, output string
+	var stage stageAccess
+	var output string
 	var timeout time.Duration
 	var workers bool
 	return command{
@@ -31,20 +32,20 @@ it cannot be asked.`,
   kvindex status --workers
   kvindex status --output json | jq '.partitions[] | {partition, state, lag}'`,
 		flags: func(fs *pflag.FlagSet) {
-			queryAddressFlag(fs, &address)
+			stage.flags(fs)
 			fs.DurationVar(&timeout, "timeout", 5*time.Second, "give up after this `time`")
 			fs.BoolVar(&workers, "workers", false, "list the worker-ranks too (text only)")
 			outputFlag(fs, &output)
 		},
 		run: func(ctx context.Context, con *console, _ []string) error {
-			cl, err := query.Dial(address, timeout)
+			cl, err := stage.dial(timeout)
 			if err != nil {
-				return usageError{err}
+				return err
 			}
 			defer cl.Close()
 			st, err := cl.Status(ctx)
 			if err != nil {
-				return askError(address, err)
+				return askError(stage.address, err)
 			}
 			if output == "json" {
 				_, err = fmt.Fprintf(con.out, "%s\n", query.AppendJSON(nil, st))
@@ -54,12 +55,12 @@ it cannot be asked.`,
 			if err == nil && workers && output == "text" {
 				list, askErr := cl.Workers(ctx, "")
 				if askErr != nil {
-					return askError(address, askErr)
+					return askError(stage.address, askErr)
 				}
 				err = printWorkers(con.out, list.Workers)
 			}
 			if err == nil && !st.Ready {
-				err = checkf("the stage at %s is not ready", address)
+				err = checkf("the stage at %s is not ready", stage.address)
 			}
 			return err
 		},

@@ -27,7 +27,7 @@ const (
 
 // topicsConfig is what both commands are told.
 type topicsConfig struct {
-	brokers        []string
+	kafka          kafkaAccess
 	topic          string
 	snapshotTopic  string
 	partitions     int32
@@ -40,7 +40,7 @@ type topicsConfig struct {
 func topicsCommand() command {
 	var c topicsConfig
 	common := func(fs *pflag.FlagSet) {
-		brokersFlag(fs, &c.brokers)
+		c.kafka.flags(fs)
 		topicFlag(fs, &c.topic)
 		snapshotTopicFlag(fs, &c.snapshotTopic)
 	}
@@ -96,7 +96,7 @@ wrongly or not at all. Exit code 3 if there is anything.`,
 }
 
 func (c *topicsConfig) withAdmin(do func(*kadm.Client) error) error {
-	cl, err := kafkaClient(c.brokers)
+	cl, err := c.kafka.client()
 	if err != nil {
 		return err
 	}
@@ -166,7 +166,7 @@ func (c *topicsConfig) create(ctx context.Context, con *console, adm *kadm.Clien
 func (c *topicsConfig) wait(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	cl, err := kafkaClient(c.brokers)
+	cl, err := c.kafka.client()
 	if err != nil {
 		return err
 	}

@@ -24,8 +24,8 @@ import (
 
 // verifyConfig is what the command is told.
 type verifyConfig struct {
-	brokers []string
-	address string
+	kafka   kafkaAccess
+	asked   stageAccess
 	queries int
 	seed    uint64
 	grace   time.Duration
@@ -52,8 +52,8 @@ standard input, so that the log may be trimmed in between.`,
   kvindex verify --queries 10000 --seed 2 --output json
   (echo; sleep 60; echo) | kvindex verify --follow`,
 		flags: func(fs *pflag.FlagSet) {
-			brokersFlag(fs, &c.brokers)
-			queryAddressFlag(fs, &c.address)
+			c.kafka.flags(fs)
+			c.asked.flags(fs)
 			fs.IntVar(&c.queries, "queries", 1000, "compare the answers to `N` queries")
 			fs.Uint64Var(&c.seed, "seed", 1, "seed of the queries")
 			fs.DurationVar(&c.grace, "worker-grace", time.Hour, "the stage's worker-grace, a `time`")
@@ -78,7 +78,7 @@ func (c *verifyConfig) run(ctx context.Context, con *console) error {
 	if c.queries < 0 {
 		return usagef("--queries %d is negative", c.queries)
 	}
-	v, err := newVerifier(c.brokers, c.address, c.grace, c.seed)
+	v, err := newVerifier(&c.kafka, &c.asked, c.grace, c.seed)
 	if err != nil {
 		return err
 	}
@@ -136,21 +136,24 @@ type verifier struct {
 	rng     *rand.Rand
 }
 
-func newVerifier(brokers []string, address string, grace time.Duration, seed uint64) (*verifier, error) {
+func newVerifier(kafka *kafkaAccess, stage *stageAccess, grace time.Duration, seed uint64) (*verifier, error) {
+	opts, err := kafka.options()
+	if err != nil {
+		return nil, err
+	}
 	v := &verifier{
-		opts:    []kgo.Opt{kgo.SeedBrokers(brokers...)},
-		address: address,
+		opts:    opts,
+		address: stage.address,
 		oracle:  verify.New(grace),
 		rng:     rand.New(rand.NewPCG(seed, 0x766572696679)),
 	}
-	var err error
-	if v.cl, err = kafkaClient(brokers); err != nil {
+	if v.cl, err = kafkaClient(kafka.brokers, opts...); err != nil {
 		return nil, err
 	}
 	v.adm = kadm.NewClient(v.cl)
-	if v.stage, err = query.Dial(address, 0); err != nil {
+	if v.stage, err = stage.dial(0); err != nil {
 		v.cl.Close()
-		return nil, usageError{err}
+		return nil, err
 	}
 	return v, nil
 }

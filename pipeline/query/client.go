@@ -22,13 +22,14 @@ type Client struct {
 	timeout time.Duration
 }
 
-// Dial returns a Client of the instance at addr (host:port, plaintext). It does
-// not connect before the first call. While the instance is away calls fail at
+// Dial returns a Client of the instance at addr (host:port), in plaintext unless
+// opts have other credentials (see secure.Client). It does not connect before the
+// first call. While the instance is away calls fail at
 // once; within a second or so of its return they succeed again. timeout is for calls whose context has no
 // deadline; 0 means 5 s.
-func Dial(addr string, timeout time.Duration) (*Client, error) {
+func Dial(addr string, timeout time.Duration, opts ...grpc.DialOption) (*Client, error) {
 	setDefault(&timeout, 5*time.Second)
-	conn, err := grpc.NewClient(addr,
+	opts = append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		// gRPC's own waits up to two minutes between attempts: too long for a
 		// router whose index has just restarted.
@@ -37,7 +38,9 @@ func Dial(addr string, timeout time.Duration) (*Client, error) {
 			MinConnectTimeout: time.Second,
 		}),
 		// A listing of 100,000 worker-ranks is longer than gRPC's 4 MiB.
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64<<20)))
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(64 << 20)),
+	}, opts...)
+	conn, err := grpc.NewClient(addr, opts...)
 	if err != nil {
 		return nil, fmt.Errorf("query client of %s: %w", addr, err)
 	}
