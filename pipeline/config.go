@@ -14,6 +14,7 @@ import (
 
 	"kvindex/index"
 	"kvindex/pipeline/query"
+	"kvindex/pipeline/secure"
 )
 
 // structures are the index structures that answers can come from, where hashes are
@@ -51,6 +52,10 @@ type Config struct {
 	GRPCListen string // loopback by default
 	HTTPListen string
 	Limits     query.Limits
+
+	TLS           secure.Server // of both ports
+	AuthTokenFile string        // bearer tokens that callers must show; "": everybody may ask
+	OpenMetrics   bool          // /metrics needs neither token nor certificate
 
 	Logger *slog.Logger
 
@@ -92,6 +97,9 @@ func DefaultConfig() Config {
 			MaxRequestBytes: 4 << 20,
 			MaxBlocks:       65536,
 			Deadline:        time.Second,
+			QueueTimeout:    10 * time.Millisecond,
+			MaxConnections:  4096,
+			RequestTimeout:  15 * time.Second,
 		},
 		Tick:  200 * time.Millisecond,
 		Watch: time.Second,
@@ -157,6 +165,13 @@ func (c *Config) Validate() error {
 	}
 	if err := c.Limits.Validate(); err != nil {
 		errs = append(errs, err)
+	}
+	if err := c.TLS.Validate(); err != nil {
+		errs = append(errs, err)
+	}
+	if c.AuthTokenFile != "" {
+		_, err := secure.NewTokens(c.AuthTokenFile, nil)
+		bad(err == nil, "auth-token-file: %w", err)
 	}
 	return errors.Join(errs...)
 }

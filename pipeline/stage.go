@@ -133,10 +133,15 @@ func (s *Stage) Run(ctx context.Context) error {
 		GRPCAddr: s.cfg.GRPCListen,
 		HTTPAddr: s.cfg.HTTPListen,
 		Limits:   s.cfg.Limits,
-		Tracer:   tracer,
-		Meters:   meters,
-		Metrics:  scrape,
-		Logger:   s.log,
+
+		TLS:         s.cfg.TLS,
+		TokenFile:   s.cfg.AuthTokenFile,
+		OpenMetrics: s.cfg.OpenMetrics,
+
+		Tracer:  tracer,
+		Meters:  meters,
+		Metrics: scrape,
+		Logger:  s.log,
 	})
 	if err != nil {
 		return err

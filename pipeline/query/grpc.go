@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
@@ -24,17 +25,23 @@ func (s *Server) newGRPC() *grpc.Server {
 		unary = append(unary, traceGRPC(s.cfg.Tracer))
 	}
 	unary = append(unary, s.guardUnary)
-	g := grpc.NewServer(
+	opts := []grpc.ServerOption{
+		grpc.InTapHandle(s.tapGRPC),
+		grpc.MaxHeaderListSize(uint32(s.limits.MaxHeaderBytes)),
 		grpc.ChainUnaryInterceptor(unary...),
 		grpc.StreamInterceptor(s.guardStream),
 		grpc.MaxRecvMsgSize(s.limits.MaxRequestBytes),
 		grpc.MaxConcurrentStreams(s.limits.MaxConcurrentStreams),
-		grpc.ConnectionTimeout(10*time.Second),
+		grpc.ConnectionTimeout(2 * s.limits.HeaderTimeout),
 		// A router keeps idle connections warm; one that pings more than
 		// every 10 s is broken, one that answers no ping is gone.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
-	)
+	}
+	if s.cfg.TLS.On() {
+		opts = append(opts, grpc.Creds(credentials.NewTLS(s.cfg.TLS.Config(true, s.notReloaded))))
+	}
+	g := grpc.NewServer(opts...)
 	pb.RegisterKVIndexServer(g, s.service)
 	healthpb.RegisterHealthServer(g, &health{ready: s.readiness, draining: s.draining})
 	reflection.Register(g)
@@ -56,6 +63,13 @@ func (s *Server) guardUnary(ctx context.Context, req any, info *grpc.UnaryServer
 			s.in.end(overGRPC, m, status.Code(err), start)
 		}
 	}()
+	if ours && m == matchMethod {
+		if err := s.gate.enter(ctx); err != nil {
+			s.refusedBusy(overGRPC, err)
+			return nil, err
+		}
+		defer s.gate.leave()
+	}
 	return next(ctx, req)
 }
 

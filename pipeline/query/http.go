@@ -19,6 +19,9 @@ const (
 	pathMatch   = "/v1/match"
 	pathWorkers = "/v1/workers"
 	pathStatus  = "/v1/status"
+	pathAlive   = "/healthz"
+	pathReady   = "/readyz"
+	pathMetrics = "/metrics"
 )
 
 // httpAnswer works a request out and leaves its answer's JSON in s.out.
@@ -41,23 +44,23 @@ func (s *Server) newHTTP() *http.Server {
 	mux.Handle(pathMatch, s.endpoint(matchMethod, http.MethodPost, s.matchHTTP))
 	mux.Handle(pathWorkers, s.endpoint(workersMethod, http.MethodGet, s.workersHTTP))
 	mux.Handle(pathStatus, s.endpoint(statusMethod, http.MethodGet, s.statusHTTP))
-	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
+	mux.HandleFunc("GET "+pathAlive, func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, []byte(`{"alive":true}`))
 	})
-	mux.HandleFunc("GET /readyz", s.readyz)
+	mux.HandleFunc("GET "+pathReady, s.readyz)
 	if s.cfg.Metrics != nil {
-		mux.Handle("GET /metrics", s.cfg.Metrics)
+		mux.Handle("GET "+pathMetrics, s.cfg.Metrics)
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		writeError(w, &httpError{http.StatusNotFound, "NOT_FOUND", "nothing is at " + r.URL.Path})
 	})
 	return &http.Server{
-		Handler:           mux,
-		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       15 * time.Second,
-		WriteTimeout:      15 * time.Second,
+		Handler:           s.letIn(mux),
+		ReadHeaderTimeout: s.limits.HeaderTimeout,
+		ReadTimeout:       s.limits.RequestTimeout,
+		WriteTimeout:      s.limits.RequestTimeout + time.Second, // so that one that is too slow is told so
 		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    64 << 10,
+		MaxHeaderBytes:    s.limits.MaxHeaderBytes,
 		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // clients' broken connections
 	}
 }
@@ -75,6 +78,11 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 			w.Header().Set("Allow", verb)
 			return &httpError{http.StatusMethodNotAllowed, "METHOD_NOT_ALLOWED", r.URL.Path + " wants " + verb}
 		}
+		if m == matchMethod {
+			if err := s.gate.look(); err != nil {
+				return err
+			}
+		}
 		return answer(w, r, scratch)
 	}
 	if s.cfg.Tracer != nil && m == matchMethod {
@@ -87,6 +95,7 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 		err := call(w, r, scratch)
 		s.in.end(overHTTP, m, status.Code(err), start)
 		if err != nil {
+			s.refusedBusy(overHTTP, err)
 			writeError(w, err)
 		} else {
 			writeJSON(w, http.StatusOK, scratch.out)
@@ -98,7 +107,14 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 }
 
 func (s *Server) matchHTTP(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
-	req, err := s.readMatch(w, r, &scratch.in)
+	if err := s.readBody(w, r, &scratch.in); err != nil {
+		return err
+	}
+	if err := s.gate.enter(r.Context()); err != nil {
+		return err
+	}
+	defer s.gate.leave()
+	req, err := parseMatch(scratch.in.Bytes())
 	if err != nil {
 		return err
 	}

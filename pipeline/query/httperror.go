@@ -30,11 +30,16 @@ func httpStatus(err error) int {
 	if e, ok := errors.AsType[*httpError](err); ok {
 		return e.status
 	}
+	if _, ok := errors.AsType[*busyError](err); ok {
+		return http.StatusTooManyRequests
+	}
 	switch status.Code(err) {
 	case codes.OK:
 		return http.StatusOK
 	case codes.InvalidArgument:
 		return http.StatusBadRequest
+	case codes.Unauthenticated:
+		return http.StatusUnauthorized
 	case codes.NotFound:
 		return http.StatusNotFound
 	case codes.FailedPrecondition:
@@ -58,13 +63,17 @@ func writeError(w http.ResponseWriter, err error) {
 	if e, ok := errors.AsType[*httpError](err); ok {
 		code = e.code
 	}
-	if st.Code() == codes.Unavailable {
+	httpCode := httpStatus(err)
+	switch httpCode {
+	case http.StatusServiceUnavailable, http.StatusTooManyRequests:
 		w.Header().Set("Retry-After", "1")
+	case http.StatusUnauthorized:
+		w.Header().Set("WWW-Authenticate", `Bearer realm="kvindex"`)
 	}
 	body := append([]byte(`{"error":{"code":"`), code...)
 	body = append(body, `","message":`...)
 	body = appendString(body, message)
-	writeJSON(w, httpStatus(err), append(body, "}}"...))
+	writeJSON(w, httpCode, append(body, "}}"...))
 }
 
 func writeJSON(w http.ResponseWriter, status int, body []byte) {

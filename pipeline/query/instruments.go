@@ -43,16 +43,18 @@ type instruments struct {
 	duration metric.Float64Histogram
 	inFlight metric.Int64UpDownCounter
 	panics   metric.Int64Counter
+	reloads  metric.Int64Counter // that failed
+	refused  refused
 
 	counted [transports][methods][codesCount][]metric.AddOption
 	flying  [transports][]metric.AddOption
 	timed   [transports][methods][]metric.RecordOption
 }
 
-func newInstruments(meter metric.Meter) (*instruments, error) {
+func newInstruments(meter metric.Meter, g *gate) (*instruments, error) {
 	var (
 		in   instruments
-		errs [4]error
+		errs [9]error
 	)
 	in.requests, errs[0] = meter.Int64Counter("kvindex_query_requests",
 		metric.WithDescription("Requests answered, by transport, method and gRPC code."))
@@ -64,6 +66,23 @@ func newInstruments(meter metric.Meter) (*instruments, error) {
 		metric.WithDescription("Requests being answered."))
 	in.panics, errs[3] = meter.Int64Counter("kvindex_query_panics",
 		metric.WithDescription("Requests that ended in a panic, answered as internal errors."))
+	in.reloads, errs[4] = meter.Int64Counter("kvindex_query_reload_failures",
+		metric.WithDescription("Files of certificates or tokens that have changed and cannot be used; what they said before stays."))
+	errs[5] = in.refused.init(meter)
+	for i, gauge := range []struct {
+		name, text string
+		value      func() int64
+	}{
+		{"kvindex_query_working", "Match queries being worked on.", func() int64 { return int64(len(g.slots)) }},
+		{"kvindex_query_working_limit", "Match queries worked on at once at most.", func() int64 { return int64(cap(g.slots)) }},
+		{"kvindex_query_queued", "Match queries that wait for others to end.", g.waiting.Load},
+	} {
+		_, errs[6+i] = meter.Int64ObservableGauge(gauge.name, metric.WithDescription(gauge.text),
+			metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
+				o.Observe(gauge.value())
+				return nil
+			}))
+	}
 
 	for t := range transports {
 		tr := attribute.String("transport", transportNames[t])
@@ -78,6 +97,7 @@ func newInstruments(meter metric.Meter) (*instruments, error) {
 		}
 	}
 	in.panics.Add(context.Background(), 0) // a counter to alert on is there from the start
+	in.reloads.Add(context.Background(), 0)
 	return &in, errors.Join(errs[:]...)
 }
 
@@ -94,7 +114,9 @@ func (in *instruments) end(t transport, m method, code codes.Code, start time.Ti
 	}
 	in.inFlight.Add(ctx, -1, in.flying[t]...)
 	in.requests.Add(ctx, 1, in.counted[t][m][code]...)
-	in.duration.Record(ctx, time.Since(start).Seconds(), in.timed[t][m]...)
+	if code != codes.ResourceExhausted { // so many quick refusals would hide how long the others took
+		in.duration.Record(ctx, time.Since(start).Seconds(), in.timed[t][m]...)
+	}
 }
 
 // codeNames are the codes as the gRPC specification spells them.

@@ -12,6 +12,7 @@ import (
 	"math"
 	"mime"
 	"net/http"
+	"os"
 	"strings"
 	"unicode/utf8"
 
@@ -43,22 +44,38 @@ type multimodal struct {
 	Tokens     uint32   `json:"tokens"`
 }
 
-// readMatch reads the request's body, through buf.
-func (s *Server) readMatch(w http.ResponseWriter, r *http.Request, buf *bytes.Buffer) (*pb.MatchRequest, error) {
+// readBody reads the request's body into buf.
+func (s *Server) readBody(w http.ResponseWriter, r *http.Request, buf *bytes.Buffer) error {
 	if t := r.Header.Get("Content-Type"); t != "" && t != "application/json" {
 		if media, _, err := mime.ParseMediaType(t); err != nil || media != "application/json" {
-			return nil, &httpError{http.StatusUnsupportedMediaType, "UNSUPPORTED_MEDIA_TYPE",
+			return &httpError{http.StatusUnsupportedMediaType, "UNSUPPORTED_MEDIA_TYPE",
 				fmt.Sprintf("Content-Type is %q: want application/json", t)}
 		}
+	}
+	if e := r.Header.Get("Content-Encoding"); e != "" && e != "identity" {
+		return &httpError{http.StatusUnsupportedMediaType, "UNSUPPORTED_MEDIA_TYPE",
+			fmt.Sprintf("Content-Encoding is %q: send the body as it is", e)}
+	}
+	if r.ContentLength > int64(s.limits.MaxRequestBytes) { // nothing of it is read
+		w.Header().Set("Connection", "close")
+		return s.tooLarge()
 	}
 	buf.Reset()
 	if _, err := buf.ReadFrom(http.MaxBytesReader(w, r.Body, int64(s.limits.MaxRequestBytes))); err != nil {
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
-			return nil, status.Errorf(codes.ResourceExhausted, "the body is above the limit of %d bytes", s.limits.MaxRequestBytes)
+			return s.tooLarge()
 		}
-		return nil, invalid("reading the body: %v", err)
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			return &httpError{http.StatusRequestTimeout, "REQUEST_TIMEOUT",
+				fmt.Sprintf("the body did not arrive within %v", s.limits.RequestTimeout)}
+		}
+		return invalid("reading the body: %v", err)
 	}
-	return parseMatch(buf.Bytes())
+	return nil
+}
+
+func (s *Server) tooLarge() error {
+	return status.Errorf(codes.ResourceExhausted, "the body is above the limit of %d bytes", s.limits.MaxRequestBytes)
 }
 
 // parseMatch reads a request; nothing of body is kept.

@@ -4,6 +4,8 @@ package query
 
 import (
 	"errors"
+	"math"
+	"runtime"
 	"time"
 )
 
@@ -17,6 +19,14 @@ type Limits struct {
 	MaxWorkersFilter     int           // entries of workers; default 4,096
 	Deadline             time.Duration // for a request's work, if its caller set no nearer one; default 1 s
 	MaxConcurrentStreams uint32        // requests at a time on one gRPC connection; default 1,024
+
+	MaxConcurrent  int           // queries worked on at once; default twice GOMAXPROCS
+	MaxQueue       int           // queries that wait behind them; default 64 times MaxConcurrent
+	QueueTimeout   time.Duration // for which one may wait; default 10 ms
+	MaxConnections int           // open at once, on each port; default 4,096
+	MaxHeaderBytes int           // of a request's headers; default 64 KiB
+	HeaderTimeout  time.Duration // for an HTTP request's headers, and a TLS handshake, to arrive; default 5 s
+	RequestTimeout time.Duration // for a whole request to arrive, and for its answer to be taken; default 15 s
 }
 
 // Validate reports every negative field.
@@ -33,9 +43,16 @@ func (l Limits) Validate() error {
 		{"max multimodal entries", l.MaxMultimodal < 0},
 		{"max workers filter", l.MaxWorkersFilter < 0},
 		{"deadline", l.Deadline < 0},
+		{"max concurrent", l.MaxConcurrent < 0},
+		{"max queue", l.MaxQueue < 0},
+		{"queue timeout", l.QueueTimeout < 0},
+		{"max connections", l.MaxConnections < 0},
+		{"max header bytes", l.MaxHeaderBytes < 0 || l.MaxHeaderBytes > math.MaxInt32},
+		{"header timeout", l.HeaderTimeout < 0},
+		{"request timeout", l.RequestTimeout < 0},
 	} {
 		if f.bad {
-			errs = append(errs, errors.New("query limit "+f.name+" is negative"))
+			errs = append(errs, errors.New("query limit "+f.name+" is out of range"))
 		}
 	}
 	return errors.Join(errs...)
@@ -50,6 +67,13 @@ func (l Limits) withDefaults() Limits {
 	setDefault(&l.MaxWorkersFilter, 4096)
 	setDefault(&l.Deadline, time.Second)
 	setDefault(&l.MaxConcurrentStreams, 1024)
+	setDefault(&l.MaxConcurrent, 2*runtime.GOMAXPROCS(0))
+	setDefault(&l.MaxQueue, 64*l.MaxConcurrent)
+	setDefault(&l.QueueTimeout, 10*time.Millisecond)
+	setDefault(&l.MaxConnections, 4096)
+	setDefault(&l.MaxHeaderBytes, 64<<10)
+	setDefault(&l.HeaderTimeout, 5*time.Second)
+	setDefault(&l.RequestTimeout, 15*time.Second)
 	return l
 }
 

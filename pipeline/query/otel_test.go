@@ -260,7 +260,7 @@ func TestInstrumentsAllocateNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	in, err := newInstruments(provider.Meter("test"))
+	in, err := newInstruments(provider.Meter("test"), newGate(Limits{}.withDefaults()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ package query
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -15,6 +16,8 @@ import (
 	"go.opentelemetry.io/otel/metric/noop"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
+
+	"kvindex/pipeline/secure"
 )
 
 // Config is what a Server can be told. The zero value serves nothing.
@@ -22,6 +25,10 @@ type Config struct {
 	GRPCAddr string // host:port to serve gRPC on; port 0 takes a free one; empty: none
 	HTTPAddr string // the same for HTTP
 	Limits   Limits
+
+	TLS         secure.Server // of both ports
+	TokenFile   string        // bearer tokens that callers must show, as secure.Tokens reads them; "": everybody may ask
+	OpenMetrics bool          // GET /metrics needs neither token nor certificate
 
 	Tracer  trace.Tracer         // nil: no tracing, at no cost; see SetupTracing
 	Meters  metric.MeterProvider // nil: no metrics; see SetupMetrics
@@ -36,6 +43,8 @@ type Server struct {
 	src     Source
 	service *Service
 	in      *instruments
+	gate    *gate
+	tokens  *secure.Tokens // nil: everybody may ask
 	log     *slog.Logger
 
 	drainOnce sync.Once
@@ -59,19 +68,30 @@ func NewServer(src Source, cfg Config) (*Server, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	in, err := newInstruments(cfg.Meters.Meter("kvindex/pipeline/query"))
+	if err := cfg.TLS.Validate(); err != nil {
+		return nil, err
+	}
+	limits := cfg.Limits.withDefaults()
+	gate := newGate(limits)
+	in, err := newInstruments(cfg.Meters.Meter("kvindex/pipeline/query"), gate)
 	if err != nil {
 		return nil, fmt.Errorf("query metrics: %w", err)
 	}
 	s := &Server{
 		cfg:      cfg,
-		limits:   cfg.Limits.withDefaults(),
+		limits:   limits,
+		gate:     gate,
 		src:      src,
 		service:  NewService(src, cfg.Limits),
 		in:       in,
 		log:      cfg.Logger,
 		draining: make(chan struct{}),
 		failed:   make(chan error, 2),
+	}
+	if cfg.TokenFile != "" {
+		if s.tokens, err = secure.NewTokens(cfg.TokenFile, s.notReloaded); err != nil {
+			return nil, fmt.Errorf("auth-token-file: %w", err)
+		}
 	}
 	s.service.traced = cfg.Tracer != nil
 	s.grpc = s.newGRPC()
@@ -82,15 +102,14 @@ func NewServer(src Source, cfg Config) (*Server, error) {
 // Start listens and serves until Shutdown; it returns as soon as the listeners
 // are open. The context bounds only that.
 func (s *Server) Start(ctx context.Context) error {
-	var lc net.ListenConfig
 	var err error
 	if s.cfg.GRPCAddr != "" {
-		if s.grpcAt, err = lc.Listen(ctx, "tcp", s.cfg.GRPCAddr); err != nil {
+		if s.grpcAt, err = s.listen(ctx, overGRPC, s.cfg.GRPCAddr); err != nil {
 			return fmt.Errorf("query: gRPC: %w", err)
 		}
 	}
 	if s.cfg.HTTPAddr != "" {
-		if s.httpAt, err = lc.Listen(ctx, "tcp", s.cfg.HTTPAddr); err != nil {
+		if s.httpAt, err = s.listen(ctx, overHTTP, s.cfg.HTTPAddr); err != nil {
 			if s.grpcAt != nil {
 				s.grpcAt.Close()
 			}
@@ -106,7 +125,11 @@ func (s *Server) Start(ctx context.Context) error {
 	}
 	if s.httpAt != nil {
 		s.serving.Go(func() {
-			if err := s.http.Serve(s.httpAt); !errors.Is(err, http.ErrServerClosed) {
+			lis := s.httpAt
+			if s.cfg.TLS.On() {
+				lis = tls.NewListener(lis, s.cfg.TLS.Config(false, s.notReloaded))
+			}
+			if err := s.http.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
 				s.failed <- fmt.Errorf("query: HTTP: %w", err)
 			}
 		})
@@ -155,6 +178,12 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		return fmt.Errorf("query: requests were cut off: %w", ctx.Err())
 	}
 	return nil
+}
+
+// notReloaded tells of a file that has changed and cannot be used.
+func (s *Server) notReloaded(err error) {
+	s.in.reloads.Add(context.Background(), 1)
+	s.log.Error("a file that has changed cannot be used: what it said before stays", "error", err)
 }
 
 // readiness is the source's, or that we are going.

@@ -1,0 +1,183 @@
+// This file is what a request or a connection passes before anything of it is
+// read: how many there may be, and who may ask.
+
+package query
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
+
+	pb "kvindex/pipeline/query/kvindexpb"
+)
+
+var healthPrefix = "/" + healthpb.Health_ServiceDesc.ServiceName + "/"
+
+// unary are our methods with one request and one answer.
+var unary = func() map[string]bool {
+	m := map[string]bool{}
+	for _, d := range pb.KVIndex_ServiceDesc.Methods {
+		m["/"+pb.KVIndex_ServiceDesc.ServiceName+"/"+d.MethodName] = true
+	}
+	return m
+}()
+
+// tapGRPC runs as soon as a request's headers are there. It must not block.
+func (s *Server) tapGRPC(ctx context.Context, info *tap.Info) (context.Context, error) {
+	if strings.HasPrefix(info.FullMethodName, healthPrefix) {
+		return ctx, nil
+	}
+	if s.tokens != nil {
+		var header string
+		if v := info.Header.Get("authorization"); len(v) > 0 {
+			header = v[0]
+		}
+		if err := s.tokens.Check(header); err != nil {
+			s.refuse(overGRPC, tokenRefusal(err), peerOf(ctx), err)
+			return ctx, status.Error(codes.Unauthenticated, err.Error())
+		}
+	}
+	if m, ours := methodOf(info.FullMethodName); ours && m == matchMethod {
+		if err := s.gate.look(); err != nil {
+			s.refusedBusy(overGRPC, err)
+			s.in.requests.Add(context.Background(), 1, s.in.counted[overGRPC][m][codes.ResourceExhausted]...)
+			return ctx, err
+		}
+	}
+	if unary[info.FullMethodName] {
+		// Ends the wait for a request that does not arrive and for a caller who
+		// does not read. The stream's own context, above it, ends with the stream.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, s.limits.RequestTimeout)
+		_ = cancel
+	}
+	return ctx, nil
+}
+
+func peerOf(ctx context.Context) string {
+	if p, ok := peer.FromContext(ctx); ok {
+		return p.Addr.String()
+	}
+	return ""
+}
+
+// letIn is the same for HTTP: everybody may see whether the process is up and
+// ready, and whatever else only those who may.
+func (s *Server) letIn(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case pathAlive, pathReady:
+		case pathMetrics:
+			if s.cfg.OpenMetrics {
+				break
+			}
+			fallthrough
+		default:
+			if why, err := s.mayAsk(r); err != nil {
+				s.refuse(overHTTP, why, r.RemoteAddr, err)
+				writeError(w, err)
+				return
+			}
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func (s *Server) mayAsk(r *http.Request) (refusal, error) {
+	if s.cfg.TLS.ClientCAFile != "" && len(r.TLS.PeerCertificates) == 0 {
+		return noCertificate, &httpError{http.StatusForbidden, codeName(codes.PermissionDenied), "no client certificate was shown"}
+	}
+	if s.tokens != nil {
+		if err := s.tokens.Check(r.Header.Get("Authorization")); err != nil {
+			return tokenRefusal(err), status.Error(codes.Unauthenticated, err.Error())
+		}
+	}
+	return 0, nil
+}
+
+// doorListener accepts a number of connections at a time and closes what comes
+// beyond, so that it is known at once.
+type doorListener struct {
+	net.Listener
+	most   int64
+	open   atomic.Int64
+	refuse func(from net.Addr, err error)
+	// writeTimeout bounds each write; 0: whoever uses the connections does.
+	writeTimeout time.Duration
+}
+
+// listen opens a port.
+func (s *Server) listen(ctx context.Context, t transport, addr string) (net.Listener, error) {
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	d := &doorListener{Listener: l, most: int64(s.limits.MaxConnections)}
+	d.refuse = func(from net.Addr, err error) { s.refuse(t, tooManyConnections, from.String(), err) }
+	if t == overGRPC {
+		d.writeTimeout = s.limits.RequestTimeout
+	}
+	if tcp, ok := l.Addr().(*net.TCPAddr); ok && !tcp.IP.IsLoopback() && !s.cfg.TLS.On() {
+		s.log.Warn("listening beyond the loopback without TLS: whoever is on the way can read, and change, queries, answers and tokens",
+			"transport", transportNames[t], "address", l.Addr(), "tokens", s.tokens != nil)
+	}
+	return d, nil
+}
+
+// Accept waits for the next connection that there is room for.
+func (d *doorListener) Accept() (net.Conn, error) {
+	for {
+		c, err := d.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if d.open.Add(1) <= d.most {
+			return &doorConn{Conn: c, door: d}, nil
+		}
+		d.open.Add(-1)
+		c.Close()
+		d.refuse(c.RemoteAddr(), fmt.Errorf("more than %d connections", d.most))
+	}
+}
+
+// doorConn tells its listener when it has ended.
+type doorConn struct {
+	net.Conn
+	door *doorListener
+	once sync.Once
+}
+
+func (c *doorConn) Close() error {
+	c.once.Do(func() { c.door.open.Add(-1) })
+	return c.Conn.Close()
+}
+
+func (c *doorConn) Write(b []byte) (int, error) {
+	if d := c.door.writeTimeout; d > 0 {
+		if err := c.SetWriteDeadline(time.Now().Add(d)); err != nil {
+			return 0, err
+		}
+	}
+	return c.Conn.Write(b)
+}
+
+// CloseWrite lets net/http say no to a client that is still sending.
+func (c *doorConn) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return errors.ErrUnsupported
+}
