@@ -215,10 +215,13 @@ func do(t testing.TB, s *Server, method, path, contentType string, body io.Reade
 func httpToStatus(t testing.TB, httpCode int, body string) error {
 	t.Helper()
 	want := map[string]int{
-		"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "FAILED_PRECONDITION": 409, "RESOURCE_EXHAUSTED": 413,
+		"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "FAILED_PRECONDITION": 409, "RESOURCE_EXHAUSTED": 413, "UNAUTHENTICATED": 401,
 		"INTERNAL": 500, "UNAVAILABLE": 503, "DEADLINE_EXCEEDED": 504,
 	}
 	code, message := errorOf(t, body)
+	if httpCode == http.StatusTooManyRequests && code == "RESOURCE_EXHAUSTED" { // too many, not too large
+		httpCode = want[code]
+	}
 	if want[code] != httpCode {
 		t.Errorf("HTTP status %d with code %s", httpCode, code)
 	}
