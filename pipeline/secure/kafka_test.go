@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -47,10 +48,16 @@ func ask(t *testing.T, k secure.Kafka, brokers []string) error {
 	return err
 }
 
+const refusedCertificate = "one of securetest.RefusedCertificate"
+
 // check fails unless the error has the text; "": there must be none.
 func check(t *testing.T, err error, want string) {
 	t.Helper()
 	switch {
+	case want == refusedCertificate:
+		if err == nil || !slices.ContainsFunc(securetest.RefusedCertificate, func(s string) bool { return strings.Contains(err.Error(), s) }) {
+			t.Errorf("got %v, want %s", err, want)
+		}
 	case want == "" && err != nil:
 		t.Errorf("got %v, want no error", err)
 	case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
@@ -107,8 +114,8 @@ func TestKafkaSecurity(t *testing.T) {
 		"not in the system's list": {secure.Kafka{TLS: true}, overTLS, "certificate signed by unknown authority"},
 		"plaintext to TLS":         {secure.Kafka{}, overTLS, "is TLS missing?"},
 		"own certificate":          {secure.Kafka{TLS: true, CAFile: ca.File, CertFile: own.Cert, KeyFile: own.Key}, mutual, ""},
-		"no certificate":           {secure.Kafka{TLS: true, CAFile: ca.File}, mutual, "certificate required"},
-		"a stranger's certificate": {secure.Kafka{TLS: true, CAFile: ca.File, CertFile: stranger.Cert, KeyFile: stranger.Key}, mutual, "unknown certificate authority"},
+		"no certificate":           {secure.Kafka{TLS: true, CAFile: ca.File}, mutual, refusedCertificate},
+		"a stranger's certificate": {secure.Kafka{TLS: true, CAFile: ca.File, CertFile: stranger.Cert, KeyFile: stranger.Key}, mutual, refusedCertificate},
 		"plain":                    {secure.Kafka{Mechanism: "plain", User: "ann", PasswordFile: right}, clear, ""},
 		"plain over TLS":           {secure.Kafka{TLS: true, CAFile: ca.File, Mechanism: "plain", User: "ann", PasswordFile: right}, both, ""},
 		"scram-sha-256":            {secure.Kafka{Mechanism: "scram-sha-256", User: "ann", PasswordFile: right}, clear, ""},

@@ -91,6 +91,11 @@ func (ca *CA) sign(t testing.TB, c *x509.Certificate, key *ecdsa.PrivateKey) []b
 	return der
 }
 
+// RefusedCertificate are the errors of which a client sees one when its
+// certificate is refused: in TLS 1.3 the server says why only after the client
+// has begun to send, and the words can be lost with the connection.
+var RefusedCertificate = []string{"certificate required", "unknown certificate authority", "EOF", "broken pipe", "connection reset"}
+
 func newKey(t testing.TB) *ecdsa.PrivateKey {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
