@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -113,7 +114,7 @@ type doorListener struct {
 	net.Listener
 	most   int64
 	open   atomic.Int64
-	refuse func(from net.Addr, err error)
+	refuse func(why refusal, from net.Addr, err error)
 	// writeTimeout bounds each write; 0: whoever uses the connections does.
 	writeTimeout time.Duration
 }
@@ -126,7 +127,7 @@ func (s *Server) listen(ctx context.Context, t transport, addr string) (net.List
 		return nil, err
 	}
 	d := &doorListener{Listener: l, most: int64(s.limits.MaxConnections)}
-	d.refuse = func(from net.Addr, err error) { s.refuse(t, tooManyConnections, from.String(), err) }
+	d.refuse = func(why refusal, from net.Addr, err error) { s.refuse(t, why, from.String(), err) }
 	if t == overGRPC {
 		d.writeTimeout = s.limits.RequestTimeout
 	}
@@ -149,7 +150,7 @@ func (d *doorListener) Accept() (net.Conn, error) {
 		}
 		d.open.Add(-1)
 		c.Close()
-		d.refuse(c.RemoteAddr(), fmt.Errorf("more than %d connections", d.most))
+		d.refuse(tooManyConnections, c.RemoteAddr(), fmt.Errorf("more than %d connections", d.most))
 	}
 }
 
@@ -171,7 +172,13 @@ func (c *doorConn) Write(b []byte) (int, error) {
 			return 0, err
 		}
 	}
-	return c.Conn.Write(b)
+	n, err := c.Conn.Write(b)
+	if c.door.writeTimeout > 0 && errors.Is(err, os.ErrDeadlineExceeded) {
+		// gRPC's writer ends on an error, its reader only when it fails to read.
+		c.Close()
+		c.door.refuse(slowReader, c.RemoteAddr(), errors.New("the client does not read what it is sent"))
+	}
+	return n, err
 }
 
 // CloseWrite lets net/http say no to a client that is still sending.

@@ -66,8 +66,10 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request, buf *bytes.Buf
 			return s.tooLarge()
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			return &httpError{http.StatusRequestTimeout, "REQUEST_TIMEOUT",
+			err := &httpError{http.StatusRequestTimeout, "REQUEST_TIMEOUT",
 				fmt.Sprintf("the body did not arrive within %v", s.limits.RequestTimeout)}
+			s.refuse(overHTTP, slowSender, r.RemoteAddr, err)
+			return err
 		}
 		return invalid("reading the body: %v", err)
 	}

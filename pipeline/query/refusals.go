@@ -24,10 +24,12 @@ const (
 	tokenExpired
 	noCertificate
 	tooManyConnections
+	slowReader
+	slowSender
 	refusals
 )
 
-var refusalNames = [refusals]string{"queue_full", "queue_timeout", "unauthenticated", "token_expired", "no_certificate", "connections"}
+var refusalNames = [refusals]string{"queue_full", "queue_timeout", "unauthenticated", "token_expired", "no_certificate", "connections", "slow_reader", "slow_sender"}
 
 // tellEvery is the least time between two log lines about one kind of refusal.
 const tellEvery = 10 * time.Second
