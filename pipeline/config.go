@@ -97,7 +97,7 @@ func DefaultConfig() Config {
 			MaxRequestBytes: 4 << 20,
 			MaxBlocks:       65536,
 			Deadline:        time.Second,
-			QueueTimeout:    10 * time.Millisecond,
+			QueueTimeout:    100 * time.Millisecond,
 			MaxConnections:  4096,
 			RequestTimeout:  15 * time.Second,
 		},

@@ -21,8 +21,8 @@ type Limits struct {
 	MaxConcurrentStreams uint32        // requests at a time on one gRPC connection; default 1,024
 
 	MaxConcurrent  int           // queries worked on at once; default twice GOMAXPROCS
-	MaxQueue       int           // queries that wait behind them; default 64 times MaxConcurrent
-	QueueTimeout   time.Duration // for which one may wait; default 10 ms
+	MaxQueue       int           // queries that wait behind them; default 32 times MaxConcurrent
+	QueueTimeout   time.Duration // for which one may wait; default 100 ms
 	MaxConnections int           // open at once, on each port; default 4,096
 	MaxHeaderBytes int           // of a request's headers; default 64 KiB
 	HeaderTimeout  time.Duration // for an HTTP request's headers, and a TLS handshake, to arrive; default 5 s
@@ -68,8 +68,8 @@ func (l Limits) withDefaults() Limits {
 	setDefault(&l.Deadline, time.Second)
 	setDefault(&l.MaxConcurrentStreams, 1024)
 	setDefault(&l.MaxConcurrent, 2*runtime.GOMAXPROCS(0))
-	setDefault(&l.MaxQueue, 64*l.MaxConcurrent)
-	setDefault(&l.QueueTimeout, 10*time.Millisecond)
+	setDefault(&l.MaxQueue, 32*l.MaxConcurrent)
+	setDefault(&l.QueueTimeout, 100*time.Millisecond)
 	setDefault(&l.MaxConnections, 4096)
 	setDefault(&l.MaxHeaderBytes, 64<<10)
 	setDefault(&l.HeaderTimeout, 5*time.Second)
