@@ -1,0 +1,257 @@
+// This file is the way of records to Kafka: a bounded buffer, and what became of
+// each record.
+
+package relay
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+const (
+	// recordBytes and recordEvents bound a record: the value's bytes, well below
+	// the 1 MiB that brokers take by default, and its events.
+	recordBytes  = 512 << 10
+	recordEvents = 8192
+
+	// recordOverhead is what a record in flight is taken to cost besides its
+	// value, in bytes.
+	recordOverhead = 256
+
+	// feedShare is the part of the budget that one feed may have in flight, so
+	// that a partition without a leader does not take it all at once.
+	feedShare = 4
+
+	// keptBytes is the largest value whose memory is used again.
+	keptBytes = 64 << 10
+
+	// linger is how long a record waits for others of its partition.
+	linger = 2 * time.Millisecond
+)
+
+// leastBuffer is the least of a relay's budget, in bytes: room for the largest
+// record in one feed's share.
+const leastBuffer = feedShare * 2 * recordBytes
+
+// producer is the part of a Kafka client that the relay writes with. TryProduce
+// never blocks; it calls done once, from any goroutine, maybe before it returns.
+// Records of one key that succeed are written in order.
+type producer interface {
+	TryProduce(ctx context.Context, r *kgo.Record, done func(*kgo.Record, error))
+}
+
+// producerOptions are the options of a franz-go client that makes it a fit
+// producer: idempotent and acknowledged by all replicas (franz-go's defaults),
+// keys to partitions by murmur2 (likewise), never failing a record because it is
+// old, bounded by the outlet rather than by the client.
+func producerOptions() []kgo.Opt {
+	return []kgo.Opt{
+		kgo.ProducerBatchCompression(kgo.ZstdCompression(), kgo.NoCompression()),
+		kgo.ProducerLinger(linger),
+		kgo.MaxBufferedRecords(1 << 30),
+	}
+}
+
+// outlet is what the feeds of a relay have in common: the client, the topic, and
+// the budget of bytes in flight. Safe for concurrent use.
+type outlet struct {
+	to    producer
+	topic string
+	name  []byte // of the producer, in records
+	limit int64  // of used
+
+	used atomic.Int64 // bytes in flight
+	done atomic.Int64 // records that came to an end, well or not: progress
+	pool sync.Pool    // of *sent
+
+	// await returns true once done is no longer seen, and false after patience
+	// or when stop closes. A test puts its own in place.
+	await func(stop <-chan struct{}, seen int64, patience time.Duration) bool
+}
+
+// Errors of newOutlet.
+var errBuffer = fmt.Errorf("buffer must be %d bytes or more", leastBuffer)
+
+// newOutlet returns an outlet that writes to topic under the producer name,
+// with at most limit bytes in flight. Error: errBuffer.
+func newOutlet(to producer, topic, name string, limit int64) (*outlet, error) {
+	if limit < leastBuffer {
+		return nil, errBuffer
+	}
+	o := &outlet{to: to, topic: topic, name: []byte(name), limit: limit}
+	o.await = o.poll
+	return o, nil
+}
+
+// poll is await: a look every few milliseconds, by a feed that has nothing
+// better to do.
+func (o *outlet) poll(stop <-chan struct{}, seen int64, patience time.Duration) bool {
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for o.done.Load() == seen {
+		select {
+		case <-tick.C:
+		case <-deadline.C:
+			return o.done.Load() != seen
+		case <-stop:
+			return false
+		}
+	}
+	return true
+}
+
+// reserve takes n bytes of the budget if they are there.
+func (o *outlet) reserve(n int64) bool {
+	if o.used.Add(n) > o.limit {
+		o.used.Add(-n)
+		return false
+	}
+	return true
+}
+
+// sent is a record on its way. It belongs to the feed until it is produced, to
+// the client until done, and is used again after.
+type sent struct {
+	record kgo.Record
+	value  []byte
+	by     *flight
+	epoch  int64
+	bytes  int64
+	opens  bool                     // the epoch's first record
+	done   func(*kgo.Record, error) // s.end, made once
+}
+
+func (o *outlet) get() *sent {
+	if s, ok := o.pool.Get().(*sent); ok {
+		return s
+	}
+	s := &sent{}
+	s.done = s.end
+	return s
+}
+
+// put takes back what is not in use any more.
+func (o *outlet) put(s *sent) {
+	if cap(s.value) <= keptBytes {
+		s.by, s.record = nil, kgo.Record{}
+		o.pool.Put(s)
+	}
+}
+
+// flight is what became of one feed's records. The feed's goroutine and Kafka's
+// callbacks share it.
+type flight struct {
+	out   *outlet
+	late  time.Duration // largest time between two acknowledgements within an epoch
+	now   func() time.Time
+	limit int64 // of bytes
+
+	mu      sync.Mutex
+	epoch   int64     // the feed's
+	records int       // in flight, of any epoch
+	bytes   int64     // of records
+	acked   int64     // records of epoch acknowledged
+	failed  int64     // the newest epoch that lost a record
+	err     error     // why, the last one
+	overdue int64     // the newest epoch of which a record was acknowledged late
+	heard   time.Time // when the last record was acknowledged or, if later, the epoch began
+	lost    int64     // records that failed, ever
+}
+
+// begin has the flight follow another epoch.
+func (f *flight) begin(epoch int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.epoch, f.acked, f.heard = epoch, 0, f.now()
+}
+
+// resume has the flight follow an epoch of the process before, last heard then.
+func (f *flight) resume(epoch int64, heard time.Time) {
+	f.begin(epoch)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.heard = heard
+}
+
+// look returns a copy of what the flight knows.
+func (f *flight) look() (l flightState) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return flightState{
+		records: f.records, bytes: f.bytes, acked: f.acked, heard: f.heard, err: f.err, lost: f.lost,
+		failed: f.failed == f.epoch && f.epoch != 0, overdue: f.overdue == f.epoch && f.epoch != 0,
+	}
+}
+
+// flightState is a flight at one moment.
+type flightState struct {
+	records int   // in flight
+	bytes   int64 // likewise
+	acked   int64 // records of the current epoch
+	heard   time.Time
+	err     error // the last failure
+	lost    int64 // failures
+	failed  bool  // the current epoch lost a record
+	overdue bool  // a record of the current epoch came too late after the one before
+}
+
+// room takes n bytes of the feed's share and of the budget, if they are there.
+func (f *flight) room(n int64) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.bytes+n > f.limit || !f.out.reserve(n) {
+		return false
+	}
+	f.bytes += n
+	f.records++
+	return true
+}
+
+// produce sends s, for which there is room.
+func (f *flight) produce(s *sent, key []byte, headers []kgo.RecordHeader) {
+	s.by = f
+	s.record = kgo.Record{Topic: f.out.topic, Key: key, Value: s.value, Headers: headers}
+	f.out.to.TryProduce(context.Background(), &s.record, s.done)
+}
+
+// end is what Kafka calls, on a goroutine of its own. A record of an epoch that
+// is over changes only the counts of what is in flight.
+func (s *sent) end(_ *kgo.Record, err error) {
+	f := s.by
+	now := f.now()
+	f.mu.Lock()
+	f.records--
+	f.bytes -= s.bytes
+	if err != nil {
+		f.lost++
+		f.err = err
+		f.failed = max(f.failed, s.epoch)
+	} else {
+		if s.epoch == f.epoch {
+			f.acked++
+		}
+		if !s.opens && since(now, f.heard) > f.late {
+			f.overdue = max(f.overdue, s.epoch)
+		}
+		f.heard = now
+	}
+	f.mu.Unlock()
+	f.out.used.Add(-s.bytes)
+	f.out.done.Add(1)
+	if err == nil { // the client may still look at a record that it gave up
+		f.out.put(s)
+	}
+}
+
+// since is the time from then to now, by the clock that shows more of it: the
+// monotonic one stands still while the machine sleeps, the other can be set back.
+func since(now, then time.Time) time.Duration {
+	return max(now.Sub(then), now.Round(0).Sub(then.Round(0)))
+}
