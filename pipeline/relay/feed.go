@@ -67,8 +67,7 @@ type feed struct {
 	out *outlet
 	log *slog.Logger
 
-	// pos is set by the feed's owner after each batch; a checkpoint has it.
-	pos position
+	pos position // of what mapping is true for
 
 	batch   engine.Batch
 	mapping *engine.Mapping
@@ -269,6 +268,13 @@ func (f *feed) applyBatch(b *engine.Batch) {
 		f.counts.unwritten.Add(1)
 	}
 	f.settle()
+}
+
+// at says where in the engine's sequence the feed is, after each batch and each
+// empty.
+func (f *feed) at(p position) {
+	f.changed = f.changed || p != f.pos
+	f.pos = p
 }
 
 // count adds to the counts by reason.
