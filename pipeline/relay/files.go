@@ -19,8 +19,9 @@ type files struct {
 	checkpoint string // paths
 	ledger     string
 
-	// fault, in tests, fails a write before the step of that name.
-	fault func(step string) error
+	// For tests.
+	fault func(step string) error   // fails a write before the step of that name
+	sync  func(file *os.File) error // makes a file or directory durable
 }
 
 // newFiles names the files: by the worker, as far as its name is fit for that,
@@ -38,7 +39,7 @@ func newFiles(dir, worker string, rank int32) *files {
 	}
 	h := xxh3.Hash(binary.LittleEndian.AppendUint32([]byte(worker), uint32(rank)))
 	base := filepath.Join(dir, fmt.Sprintf("%s-%d-%016x", safe, rank, h))
-	return &files{dir: dir, checkpoint: base + ".checkpoint", ledger: base + ".ledger"}
+	return &files{dir: dir, checkpoint: base + ".checkpoint", ledger: base + ".ledger", sync: (*os.File).Sync}
 }
 
 // read returns a file's bytes, nil if there is no such file. Errors: errTooLarge,
@@ -96,7 +97,7 @@ func (f *files) write(path string, p []byte) (err error) {
 		err = f.step("sync")
 	}
 	if err == nil {
-		err = file.Sync()
+		err = f.sync(file)
 	}
 	if failed := file.Close(); err == nil {
 		err = failed
@@ -115,7 +116,7 @@ func (f *files) write(path string, p []byte) (err error) {
 		return err
 	}
 	defer dir.Close()
-	return dir.Sync()
+	return f.sync(dir)
 }
 
 func (f *files) step(name string) error {
