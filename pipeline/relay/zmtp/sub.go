@@ -105,3 +105,15 @@ func (s *Sub) Next(ctx context.Context) (Event, error) {
 	}
 	return Event{}, ErrClosed
 }
+
+// Disconnect closes the connection, if there is one. What had come and was not
+// yet returned is lost; Next connects again, after a pause as after a lost
+// connection, and there is no [Disconnected] in between.
+func (s *Sub) Disconnect() {
+	s.use.Lock()
+	defer s.use.Unlock()
+	if s.conn != nil {
+		s.drop()
+		s.delay(nil)
+	}
+}
