@@ -2,10 +2,7 @@
 
 package relay
 
-import (
-	"sync/atomic"
-	"time"
-)
+import "sync/atomic"
 
 // streamCounter is one of the things a source counts.
 type streamCounter int
@@ -34,15 +31,3 @@ const (
 type streamCounts [numStreamCounters]atomic.Int64
 
 func (c *streamCounts) add(k streamCounter, n int) { c[k].Add(int64(n)) }
-
-// thinner lets one line of a log through a second. It belongs to one goroutine.
-type thinner struct{ next time.Time }
-
-func (t *thinner) pass() bool {
-	now := time.Now()
-	if now.Before(t.next) {
-		return false
-	}
-	t.next = now.Add(time.Second)
-	return true
-}

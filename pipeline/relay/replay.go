@@ -61,23 +61,23 @@ func (s *stream) catchUp(ctx context.Context, tries int) bool {
 		if err == nil {
 			s.counts.add(replaysComplete, 1)
 			s.mute = false
-			s.say(stateLive, "")
+			s.show(stateLive, "")
 			return true
 		}
-		s.log.Info("replay incomplete", "err", err, "next", s.pos.next)
+		s.troubles.log.Info("replay incomplete", "err", err, "next", s.pos.next)
 		if s.countReplay(err); err == errRestarted {
 			if restarts++; restarts <= maxRestarts {
 				continue
 			}
 		}
 		if s.pos.next < 0 { // and soon is not known to be otherwise
-			s.forget("the replay endpoint: " + err.Error())
+			s.forget(s.due, "the replay endpoint: "+err.Error())
 		}
 		if vain++; s.steps != before {
 			vain = 0
 		}
 		if vain >= tries || restarts > maxRestarts {
-			s.say(stateLive, "the replay endpoint: "+err.Error())
+			s.show(stateLive, "the replay endpoint: "+err.Error())
 			break
 		}
 	}
@@ -128,7 +128,7 @@ func (s *stream) ask(ctx context.Context, last bool) error {
 		case err == errEnd && overlap: // the last batch is always kept
 			return s.restarted("it has published less than before")
 		case err == errEnd:
-			s.begin(0, "the engine has published nothing yet")
+			s.begin(0, s.due, "the engine has published nothing yet")
 			s.confirmed = true
 			return nil
 		case err != nil || seq < from:
@@ -150,15 +150,15 @@ func (s *stream) ask(ctx context.Context, last bool) error {
 		switch {
 		case first && overlap:
 			s.counts.add(gaps, 1)
-			s.begin(seq, fmt.Sprintf("the replay endpoint has no batch before %d", seq))
+			s.begin(seq, causeGap, fmt.Sprintf("the replay endpoint has no batch before %d", seq))
 		case first:
-			s.begin(seq, fmt.Sprintf("the replay begins at batch %d", seq))
+			s.begin(seq, s.due, fmt.Sprintf("the replay begins at batch %d", seq))
 		case seq < s.pos.next:
 			continue // said twice
 		case seq > s.pos.next && (applied > 0 || !last):
 			return errSkipped
 		case seq > s.pos.next:
-			s.begin(seq, fmt.Sprintf("batches %d to %d are lost: replays leave them out", s.pos.next, seq-1))
+			s.begin(seq, causeGap, fmt.Sprintf("batches %d to %d are lost: replays leave them out", s.pos.next, seq-1))
 		}
 		s.confirmed, first = true, false
 		s.apply(payload, sum)
@@ -171,10 +171,10 @@ func (s *stream) ask(ctx context.Context, last bool) error {
 // What it holds is known with the answer to the next question.
 func (s *stream) restarted(why string) error {
 	s.counts.add(restarts, 1)
-	s.log.Warn("the engine has restarted", "why", why)
+	s.troubles.log.Warn("the engine has restarted", "why", why)
 	s.move(position{next: -1})
-	s.disproveOnly()
-	s.confirmed = false
+	s.disprove()
+	s.confirmed, s.due = false, causeRestart
 	return errRestarted
 }
 

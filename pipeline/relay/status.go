@@ -9,20 +9,20 @@ import (
 	"time"
 )
 
-// state is how far a source is with its engine.
-type state string
+// linkState is how far a source is with its engine.
+type linkState string
 
 const (
-	stateConnecting state = "connecting"  // there is no connection
-	stateCatchingUp state = "catching-up" // what was missed is being asked for
-	stateLive       state = "live"        // what the engine says is followed
+	stateConnecting linkState = "connecting"  // there is no connection
+	stateCatchingUp linkState = "catching-up" // what was missed is being asked for
+	stateLive       linkState = "live"        // what the engine says is followed
 )
 
 // streamStatus is a source's state as others see it. It may be read and written
 // at any time.
 type streamStatus struct {
 	mu      sync.Mutex
-	state   state
+	state   linkState
 	problem string
 	began   bool // it was live once
 
@@ -36,14 +36,14 @@ func newStreamStatus() *streamStatus {
 	return s
 }
 
-func (s *streamStatus) set(st state, problem string) {
+func (s *streamStatus) set(st linkState, problem string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.state, s.problem = st, problem
 	s.began = s.began || st == stateLive
 }
 
-func (s *streamStatus) get() (st state, problem string, began bool) {
+func (s *streamStatus) get() (st linkState, problem string, began bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.state, s.problem, s.began

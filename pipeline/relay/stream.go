@@ -37,12 +37,6 @@ const (
 	maxSums = 1 << 16
 )
 
-// position is where in an engine's sequence of batches a feed stands.
-type position struct {
-	next int64  // number of the next batch to apply; -1 if nothing is known
-	sum  uint64 // xxh3 of the payload of batch next-1, if next is above 0
-}
-
 // follower is what a stream needs of its feed.
 type follower interface {
 	// apply takes the payload of one batch, the next in order.
@@ -50,11 +44,11 @@ type follower interface {
 	// empty says that what came before counts no more: the engine restarted, or
 	// some of it is lost. whole: the engine is known to hold nothing now, so that
 	// what follows is all that it holds.
-	empty(whole bool, why string)
+	empty(whole bool, why cause)
 	// at says where the stream stands, after each apply and empty.
 	at(position)
-	// settle is called when the stream has caught up with the engine, or cannot.
-	settle()
+	// release is called when the stream has caught up with the engine, or cannot.
+	release()
 	// tick is called about every second; alive says that the engine is.
 	tick(now time.Time, alive bool)
 }
@@ -81,7 +75,6 @@ type subscriber interface {
 //
 // Without a replay endpoint each connection is a new beginning.
 type stream struct {
-	log    *slog.Logger
 	feed   follower
 	sub    subscriber
 	dealer asker // nil: no replay endpoint
@@ -108,7 +101,8 @@ type stream struct {
 	// steps counts what brought pos on, to tell a question that was in vain.
 	steps int
 
-	quiet thinner // of the log
+	troubles       // thin out the log
+	due      cause // of beginning anew, while nothing is known
 
 	tickAt   time.Time
 	tickCtx  context.Context // ends at tickAt
@@ -121,8 +115,9 @@ type stream struct {
 
 func newStream(log *slog.Logger, feed follower, sub subscriber, dealer asker, from position, counts *streamCounts, status *streamStatus) *stream {
 	return &stream{
-		log: log, feed: feed, sub: sub, dealer: dealer, counts: counts, status: status,
-		pos: from, dirty: true, last: -1,
+		feed: feed, sub: sub, dealer: dealer, counts: counts, status: status,
+		pos: from, dirty: true, last: -1, due: causeStart,
+		troubles: troubles{log: log, now: time.Now},
 	}
 }
 
@@ -205,24 +200,24 @@ func (s *stream) event(ctx context.Context, e *zmtp.Event) {
 		s.message(ctx, e.Frames)
 	case zmtp.Connected:
 		s.counts.add(connects, 1)
-		s.connected = true
+		s.connected, s.last = true, -1
 		s.disprove()
 		s.pause = probeMin
 		s.probeAt = time.Now().Add(s.pause)
 		s.begun(ctx)
 	case zmtp.Disconnected:
 		s.counts.add(disconnects, 1)
-		s.log.Warn("connection lost", "err", e.Err)
+		s.troubles.log.Warn("connection lost", "err", e.Err)
 		s.connected = false
-		s.say(stateConnecting, e.Err.Error())
+		s.show(stateConnecting, e.Err.Error())
 	case zmtp.Failed:
 		s.counts.add(connectFailures, 1)
-		s.log.Debug("cannot connect", "err", e.Err)
+		s.troubles.log.Debug("cannot connect", "err", e.Err)
 		s.connected = false
-		s.say(stateConnecting, e.Err.Error())
+		s.show(stateConnecting, e.Err.Error())
 		if errors.Is(e.Err, syscall.ECONNREFUSED) || errors.Is(e.Err, fs.ErrNotExist) {
 			// Its process is gone, and its cache with it.
-			s.clear(true, "nobody listens at the engine's address")
+			s.clear(true, causeRestart, "nobody listens at the engine's address")
 			s.move(position{})
 		}
 	}
@@ -230,25 +225,25 @@ func (s *stream) event(ctx context.Context, e *zmtp.Event) {
 
 // begun is the start of a connection.
 func (s *stream) begun(ctx context.Context) {
-	s.log.Info("connected")
+	s.troubles.log.Info("connected")
 	if s.dealer == nil {
-		s.forget("connected anew, and there is no replay endpoint")
-		s.feed.settle()
-		s.say(stateLive, "")
+		s.forget(causeConnection, "connected anew, and there is no replay endpoint")
+		s.feed.release()
+		s.show(stateLive, "")
 		return
 	}
-	s.say(stateCatchingUp, "")
+	s.show(stateCatchingUp, "")
 	s.confirmed = false
 	ok := s.catchUp(ctx, maxTries)
 	switch {
 	case ctx.Err() != nil:
 		return
 	case ok:
-		s.log.Info("caught up", "next", s.pos.next)
+		s.troubles.log.Info("caught up", "next", s.pos.next)
 	case !s.confirmed:
-		s.forget("connected anew, and the replay endpoint does not answer")
+		s.forget(causeConnection, "connected anew, and the replay endpoint does not answer")
 	}
-	s.feed.settle()
+	s.feed.release()
 }
 
 // message takes one live message.
@@ -294,7 +289,7 @@ func (s *stream) message(ctx context.Context, frames [][]byte) {
 func (s *stream) prove(ctx context.Context, seq int64, payload []byte) {
 	if s.proven {
 		s.counts.add(gaps, 1)
-		s.log.Warn("batches missing", "from", s.pos.next, "before", seq)
+		s.troubles.log.Warn("batches missing", "from", s.pos.next, "before", seq)
 	}
 	sum := xxh3.Hash(payload)
 	ok := true
@@ -346,11 +341,11 @@ func (s *stream) lookup(seq int64, sum uint64) (known, same bool) {
 // had.
 func (s *stream) distrust() {
 	s.counts.add(replaysDistrusted, 1)
-	s.log.Error("the replay endpoint is of another engine than the events endpoint; it is not asked any more: correct the endpoints and restart")
+	s.troubles.log.Error("the replay endpoint is of another engine than the events endpoint; it is not asked any more: correct the endpoints and restart")
 	s.dealer = nil
 	s.fault = "the replay endpoint is of another engine than the events endpoint and is not asked any more"
-	s.forget(s.fault)
-	s.say(stateConnecting, "")
+	s.forget(causeConnection, s.fault)
+	s.show(stateConnecting, "")
 	s.sub.Disconnect()
 	s.connected = false
 }
@@ -358,52 +353,46 @@ func (s *stream) distrust() {
 // gap begins anew at batch seq of this connection, as those before are lost.
 func (s *stream) gap(seq int64, why string) {
 	switch {
-	case s.pos.next < 0 && seq == 0:
-		why = "the engine's first batch"
 	case s.pos.next < 0:
-		why = fmt.Sprintf("batches before %d are not known", seq)
+		s.begin(seq, s.due, "first batch of the connection")
 	case s.pos.next == seq:
-		why = fmt.Sprintf("batch %d may be another engine's than those before: %s", seq, why)
+		s.begin(seq, causeConnection, "the batches before may be another engine's: "+why)
 	default:
 		if s.dealer == nil {
 			s.counts.add(gaps, 1)
 		}
-		why = fmt.Sprintf("batches %d to %d are lost: %s", s.pos.next, seq-1, cmp.Or(why, "there is no replay endpoint"))
+		s.begin(seq, causeGap, fmt.Sprintf("batches %d to %d are lost: %s", s.pos.next, seq-1, cmp.Or(why, "there is no replay endpoint")))
 	}
-	s.begin(seq, why)
 }
 
 // begin makes seq the next batch, of an incarnation of which the ones before are
 // not known, if there are any.
-func (s *stream) begin(seq int64, why string) {
-	s.clear(seq == 0, why)
+func (s *stream) begin(seq int64, c cause, why string) {
+	s.clear(seq == 0, c, why)
 	s.move(position{next: seq})
-	s.disproveOnly()
+	s.disprove()
 }
 
 // forget gives up all that is known.
-func (s *stream) forget(why string) {
-	s.clear(false, why)
+func (s *stream) forget(c cause, why string) {
+	s.clear(false, c, why)
 	s.move(position{next: -1})
 }
 
 // clear empties the feed, unless it was just emptied so.
-func (s *stream) clear(whole bool, why string) {
+func (s *stream) clear(whole bool, c cause, why string) {
+	s.due = causeConnection
 	if !s.dirty && s.whole == whole {
 		return
 	}
-	s.log.Info("begins anew", "whole", whole, "why", why)
-	s.feed.empty(whole, why)
+	s.troubles.log.Info("begins anew", "whole", whole, "cause", c, "why", why)
+	s.feed.empty(whole, c)
 	s.dirty, s.whole = false, whole
 }
 
-// disprove begins a connection: nothing is known of its incarnation.
+// disprove makes the connection's incarnation unknown. What comes next is kept
+// in mind to compare it with.
 func (s *stream) disprove() {
-	s.last = -1
-	s.disproveOnly()
-}
-
-func (s *stream) disproveOnly() {
 	s.proven = false
 	s.sums = s.sums[:0]
 	if s.pos.next > 0 && s.pos.sum != 0 {
@@ -436,8 +425,8 @@ func (s *stream) apply(payload []byte, sum uint64) {
 // reconnect gives the subscription's connection up.
 func (s *stream) reconnect(why string) {
 	s.counts.add(disconnects, 1)
-	s.log.Warn("connecting anew", "why", why)
-	s.say(stateConnecting, why)
+	s.troubles.log.Warn("connecting anew", "why", why)
+	s.show(stateConnecting, why)
 	s.sub.Disconnect()
 	s.connected = false
 }
@@ -445,13 +434,11 @@ func (s *stream) reconnect(why string) {
 // malformed counts what is passed over.
 func (s *stream) malformed(what, why string) {
 	s.counts.add(malformed, 1)
-	if s.quiet.pass() {
-		s.log.Warn(what+" is not understood and passed over", "why", why, "until_now", s.counts[malformed].Load())
-	}
+	s.say(what+" of the engine is not understood and passed over", "why", why)
 }
 
-// say makes the state what the status shows.
-func (s *stream) say(state state, problem string) {
+// show makes the state what the status shows.
+func (s *stream) show(state linkState, problem string) {
 	s.status.set(state, cmp.Or(problem, s.fault))
 }
 
