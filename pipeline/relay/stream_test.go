@@ -474,9 +474,17 @@ func wander(t *testing.T, choices []uint16, replay bool, keep, hwm int) []string
 				if w.up == nil {
 					return
 				}
-				old := w.up
+				// What a proxy forwards of the new process must begin with its
+				// first batch, or nothing shows that it is another one.
+				old, hwm := w.up, w.hwm
 				w.started++
 				w.up = &process{number: w.started, conns: old.conns}
+				for _, c := range w.up.conns {
+					c.skip = 0
+				}
+				w.loseLive, w.hwm = 0, 1<<30
+				w.up.publish(w)
+				w.hwm = hwm
 				for range n {
 					w.up.publish(w)
 				}
