@@ -165,7 +165,10 @@ func (s *stream) beat() {
 		heard = s.answered
 	}
 	s.status.heard(heard)
-	s.feed.tick(now, s.connected && now.Sub(heard) <= aliveFor)
+	// While it is not known whether the engine is the one of before, its being
+	// alive says nothing of what was said of it.
+	known := s.confirmed || s.mute || s.dealer == nil
+	s.feed.tick(now, s.connected && known && now.Sub(heard) <= aliveFor)
 }
 
 // probe asks an idle engine for what was missed: the last messages before the

@@ -123,8 +123,15 @@ func TestStories(t *testing.T) {
 		}, {
 			name:  "restart with a pause, in which nobody listens",
 			setup: func(w *world) { w.start(); w.publish(10) },
-			tell:  func(w *world) { settled(); w.kill(); settled(); w.start(); settled(); w.publish(3) },
-			run:   "2: 0-2 true", empty: []string{"start true", "engine_restart true"},
+			tell: func(w *world) {
+				settled()
+				w.kill()
+				settled()
+				w.start()
+				settled()
+				w.publish(3)
+			},
+			run: "2: 0-2 true", empty: []string{"start true", "engine_restart true"},
 			alone: "2: 0-2 true", after: []string{"connection false", "engine_restart true", "connection false", "connection true"},
 		}, {
 			name:  "restart that passed the next batch before the connection",
@@ -190,8 +197,15 @@ func TestStories(t *testing.T) {
 		}, {
 			name:  "restart behind a proxy",
 			setup: func(w *world) { w.start(); w.publish(10) },
-			tell:  func(w *world) { w.publish(1); settled(); w.backward(); w.publish(2); settled(); w.publish(1) },
-			run:   "2: 0-2 true", empty: []string{"start true", "engine_restart true"},
+			tell: func(w *world) {
+				w.publish(1)
+				settled()
+				w.backward()
+				w.publish(2)
+				settled()
+				w.publish(1)
+			},
+			run: "2: 0-2 true", empty: []string{"start true", "engine_restart true"},
 			alone: "2: 2-2 false", after: []string{"connection false", "connection false"},
 		}, {
 			name:  "restart behind a proxy, published less than before",
@@ -201,8 +215,15 @@ func TestStories(t *testing.T) {
 		}, {
 			name:  "a number used up",
 			setup: func(w *world) { w.start(); w.publish(3) },
-			tell:  func(w *world) { w.publish(2); settled(); w.fail(); w.publish(2); settled(); w.publish(1) },
-			run:   "1: 6-8 false", empty: []string{"start true", "events_lost false"},
+			tell: func(w *world) {
+				w.publish(2)
+				settled()
+				w.fail()
+				w.publish(2)
+				settled()
+				w.publish(1)
+			},
+			run: "1: 6-8 false", empty: []string{"start true", "events_lost false"},
 			alone: "1: 6-8 false", after: []string{"connection false", "events_lost false"},
 		}, {
 			name:  "the first number used up",
@@ -506,7 +527,7 @@ func wander(t *testing.T, choices []uint16, replay bool, keep, hwm int) []string
 		w.start()
 		settled()
 		time.Sleep(6 * time.Minute) // a replay endpoint that did not answer is asked seldom
-		w.publish(1) // without replays it may be lost
+		w.publish(1)                // without replays it may be lost
 		settled()
 		w.publish(1)
 		settled()
