@@ -264,7 +264,7 @@ func (f *feed) leave() {
 	err := f.files.write(f.files.checkpoint, p)
 	f.endSave(now, err)
 	l := f.flight.look()
-	if err != nil || f.state != writing || l.records > 0 || f.said != f.whole {
+	if err != nil || f.state != writing || l.records > 0 {
 		return
 	}
 	f.note(ledger{

@@ -337,7 +337,6 @@ func (f *feed) end(why cause, drain bool) {
 		f.log.Warn("epoch ends", "epoch", f.record.Epoch, "seq", f.record.Seq, "cause", why.String())
 	}
 	f.state, f.why = due, why
-	f.split.drop()
 	f.publish()
 }
 
@@ -430,7 +429,6 @@ func (f *feed) dump() {
 	if more {
 		f.split.flush()
 	}
-	f.split.drop()
 	f.proven = f.written
 	f.publish()
 }
@@ -438,10 +436,6 @@ func (f *feed) dump() {
 // write writes what changed, in as many records as it takes.
 func (f *feed) write(events []schemas.Event) {
 	if len(events) == 0 {
-		return
-	}
-	if since(f.cfg.now(), f.flight.look().heard) > f.cfg.grace/2 {
-		f.end(causeSilence, true)
 		return
 	}
 	span := f.startSpan(events)
@@ -482,6 +476,10 @@ func blocks(events []schemas.Event) (stored, removed int64) {
 // and reports whether it was; if not, the epoch is over.
 func (f *feed) send(events []schemas.Event) bool {
 	now := f.cfg.now()
+	if f.flight.overdueAt(now) {
+		f.end(causeSilence, true)
+		return false
+	}
 	f.record.Timestamp, f.record.Events = now.UnixMilli(), events
 	s := f.out.get()
 	value, err := schemas.AppendBatch(s.value[:0], &f.record)
@@ -533,23 +531,21 @@ func (f *feed) reserve(n int64) cause {
 func (f *feed) tick(now time.Time, alive bool) {
 	f.settle()
 	if alive && f.state == writing && since(now, f.wrote) >= f.cfg.heartbeat {
-		f.beat(now)
+		f.beat()
 	}
 	f.checkpoint(now)
 	f.publish()
 }
 
 // beat sends a heartbeat. It is not needed while a record is on its way.
-func (f *feed) beat(now time.Time) {
-	l := f.flight.look()
-	switch {
-	case since(now, l.heard) > f.cfg.grace/2:
-		f.end(causeSilence, true)
-		f.settle()
-	case l.records > 0:
-	case f.send(nil):
+func (f *feed) beat() {
+	if f.flight.look().records > 0 {
+		return
+	}
+	if f.send(nil) {
 		f.counts.heartbeats.Add(1)
 	}
+	f.settle()
 }
 
 // close is called last, after the relay read the engine for the last time. It

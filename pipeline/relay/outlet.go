@@ -202,6 +202,14 @@ type flightState struct {
 	overdue bool  // a record of the current epoch came too late after the one before
 }
 
+// overdueAt reports whether a record written now would come too late after the
+// one before.
+func (f *flight) overdueAt(now time.Time) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return since(now, f.heard) > f.late
+}
+
 // room takes n bytes of the feed's share and of the budget, if they are there.
 func (f *flight) room(n int64) bool {
 	f.mu.Lock()

@@ -114,19 +114,13 @@ func (s *splitter) removed(t index.Tier, rest []index.SeqHash) bool {
 	return true
 }
 
-// flush emits what is gathered, if anything is, and reports whether more is
-// wanted.
+// flush emits what is gathered, if anything is, forgets it, and reports whether
+// more is wanted.
 func (s *splitter) flush() bool {
 	if len(s.events) == 0 {
 		return true
 	}
 	more := s.emit(s.events)
-	s.drop()
-	return more
-}
-
-// drop forgets what is gathered.
-func (s *splitter) drop() {
-	clear(s.events)
 	s.events, s.bytes, s.kept = s.events[:0], 0, s.kept[:0]
+	return more
 }
