@@ -308,6 +308,7 @@ func (r *pollRank) start() {
 		} else {
 			r.feed.release()
 		}
+		r.at()
 	}
 }
 
