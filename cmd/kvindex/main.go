@@ -15,6 +15,7 @@ func commands() []command {
 		demoCommand(),
 		stageCommand(),
 		serveCommand(),
+		relayCommand(),
 		replayCommand(),
 		queryCommand(),
 		statusCommand(),
