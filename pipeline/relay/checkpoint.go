@@ -64,7 +64,7 @@ func (l *ledger) append(dst []byte, worker string, rank int32) []byte {
 	dst = appendText(dst, l.producer)
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(l.heard))
 	dst = binary.LittleEndian.AppendUint32(dst, l.check)
-	return binary.LittleEndian.AppendUint32(dst, crc32.Checksum(dst, castagnoli))
+	return appendCheck(dst)
 }
 
 // parseLedger reads what append wrote for that worker-rank. Errors: errDamaged,
@@ -128,7 +128,7 @@ func (f *feed) appendCheckpoint(dst []byte) []byte {
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(f.pos.next))
 	dst = binary.LittleEndian.AppendUint64(dst, f.pos.sum)
 	dst = f.mapping.Append(dst)
-	return binary.LittleEndian.AppendUint32(dst, crc32.Checksum(dst, castagnoli))
+	return appendCheck(dst)
 }
 
 // restore takes up what an earlier process left, and returns the position from
@@ -271,6 +271,11 @@ func (f *feed) leave() {
 		epoch: f.record.Epoch, clean: true, seq: f.record.Seq, producer: string(f.record.Producer),
 		heard: l.heard.UnixMilli(), check: binary.LittleEndian.Uint32(p[len(p)-4:]),
 	})
+}
+
+// appendCheck appends the checksum that ends a file.
+func appendCheck(file []byte) []byte {
+	return binary.LittleEndian.AppendUint32(file, crc32.Checksum(file, castagnoli))
 }
 
 func flag(b bool) byte {
