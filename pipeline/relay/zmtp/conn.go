@@ -45,6 +45,10 @@ type conn struct {
 	deadline time.Time     // of the socket's reads, as last set; zero when it must be set
 	out      []byte        // reused for writes
 
+	// The next are a server's; nil in a client.
+	later func(b []byte)                // takes a copy of what tell writes, once there is a writer
+	other func(name, data []byte) error // takes the commands that are not answered here
+
 	watched <-chan struct{} // of the context that interrupts reads
 	unwatch func() bool
 
@@ -229,8 +233,12 @@ func (c *conn) command(body []byte) error {
 		c.lively = true
 	case "ERROR":
 		return reason(data)
+	default: // the texts leave other commands open; libzmq passes them over too
+		if c.other != nil {
+			return c.other(name, data)
+		}
 	}
-	return nil // the texts leave other commands open; libzmq passes them over too
+	return nil
 }
 
 // fill reads more bytes, at least one. need is how many will be wanted from
@@ -315,6 +323,11 @@ func (c *conn) silence() error {
 // still be messages to read, and reading tells of the end after them; so only a
 // peer that is there but does not read is an error here.
 func (c *conn) tell(b []byte) error {
+	if c.later != nil {
+		c.out = b[:0]
+		c.later(b)
+		return nil
+	}
 	if err := c.write(context.Background(), b); errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("writing: %w", err)
 	}

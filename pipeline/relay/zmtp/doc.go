@@ -1,8 +1,10 @@
 // Package zmtp is a client of ZeroMQ's wire protocol for one peer: [Sub] reads
 // what a PUB socket publishes, [Dealer] asks a ROUTER socket. It is written for
-// reading the events of inference engines, which publish through libzmq.
+// reading the events of inference engines, which publish through libzmq. For
+// demonstrations and tests there is the other side too: [Pub] and [Router], which
+// serve many peers and have goroutines and bounded queues for each.
 //
-// There are no goroutines here. Whoever calls [Sub.Next] or [Dealer.Recv] does
+// A client has no goroutines. Whoever calls [Sub.Next] or [Dealer.Recv] does
 // all the work in that call: connecting, waiting before the next attempt,
 // heartbeats, decoding. So nothing is queued, and an event tells exactly between
 // which two messages a connection was lost. A slow caller makes the peer queue,

@@ -17,6 +17,8 @@ import (
 var socketTypes = map[string][]string{
 	"SUB":    {"PUB", "XPUB"},
 	"DEALER": {"ROUTER"},
+	"PUB":    {"SUB", "XSUB"},
+	"ROUTER": {"DEALER", "REQ"},
 }
 
 // handshake makes the connection ready for messages. The caller closes it on an error.

@@ -25,7 +25,7 @@ import (
 // patience is how long anything that should happen may take.
 const patience = 30 * time.Second
 
-// python is a process that runs testdata/peer.py.
+// python is a process that runs a script of testdata.
 type python struct {
 	endpoint string
 	cmd      *exec.Cmd
@@ -36,8 +36,16 @@ type python struct {
 // startPython binds a socket of libzmq; see peer.py.
 func startPython(t *testing.T, kind, endpoint string, options ...string) *python {
 	t.Helper()
+	p := startScript(t, "testdata/peer.py", append([]string{kind, endpoint}, options...)...)
+	p.endpoint = strings.TrimPrefix(p.said(t, "bound "), "bound ")
+	return p
+}
+
+// startScript runs a script until the test ends.
+func startScript(t *testing.T, script string, args ...string) *python {
+	t.Helper()
 	interpreter := testcontainers.Python(t, "pyzmq")
-	cmd := exec.Command(interpreter, append([]string{"testdata/peer.py", kind, endpoint}, options...)...)
+	cmd := exec.Command(interpreter, append([]string{script}, args...)...)
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -63,10 +71,9 @@ func startPython(t *testing.T, kind, endpoint string, options ...string) *python
 		p.kill()
 		reading.Wait()
 		if cmd.Wait(); stderr.Len() > 0 {
-			t.Errorf("peer.py: %s", stderr.Bytes())
+			t.Errorf("%s: %s", script, stderr.Bytes())
 		}
 	})
-	p.endpoint = strings.TrimPrefix(p.said(t, "bound "), "bound ")
 	return p
 }
 
@@ -81,13 +88,13 @@ func (p *python) said(t *testing.T, begin string) string {
 		select {
 		case line, open := <-p.lines:
 			if !open {
-				t.Fatalf("peer.py ended before it said %q", begin)
+				t.Fatalf("%s ended before it said %q", p.cmd.Args[1], begin)
 			}
 			if strings.HasPrefix(line, begin) {
 				return line
 			}
 		case <-late:
-			t.Fatalf("peer.py does not say %q", begin)
+			t.Fatalf("%s does not say %q", p.cmd.Args[1], begin)
 		}
 	}
 }
