@@ -17,6 +17,7 @@ func commands() []command {
 		serveCommand(),
 		relayCommand(),
 		replayCommand(),
+		fakeEngineCommand(),
 		queryCommand(),
 		statusCommand(),
 		snapshotCommand(),
