@@ -104,7 +104,11 @@ func (c *Config) Validate() error {
 		{"gap every", c.GapEach, 0, math.MaxInt},
 		{"garbage every", c.BadEach, 0, math.MaxInt},
 	} {
-		if n.n < n.from || n.n > n.to {
+		switch {
+		case n.n >= n.from && n.n <= n.to:
+		case n.to == math.MaxInt:
+			bad("%s is %d, must be %d or more", n.name, n.n, n.from)
+		default:
 			bad("%s is %d, must be %d to %d", n.name, n.n, n.from, n.to)
 		}
 	}
