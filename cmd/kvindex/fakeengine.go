@@ -74,7 +74,7 @@ Control. With --control-listen, on a loopback address:
 			fs.StringVar(&c.control, "control-listen", "", "serve the control over HTTP on this loopback `host:port`; empty: none")
 			fs.StringVar(&e.Topic, "zmq-topic", "", "first frame of every message, `text`")
 			fs.IntVar(&e.Ranks, "ranks", e.Ranks, "data parallel ranks")
-			fs.IntVar(&e.BufferSteps, "buffer-steps", e.BufferSteps, "`batches` a rank that can be replayed")
+			fs.IntVar(&e.BufferSteps, "buffer-steps", e.BufferSteps, "`batches` a rank that can be replayed; engines have 10000")
 			fs.StringVar(&c.from.trace, "trace", "", "serve the requests of this `file`; - is standard input")
 			fs.IntVar(&c.from.synthetic, "synthetic", 0, "make up `N` requests instead")
 			fs.Uint64Var(&e.Seed, "seed", e.Seed, "seed of everything random")

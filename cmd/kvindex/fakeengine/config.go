@@ -51,12 +51,13 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// DefaultConfig returns the defaults, as far as engines have them theirs.
+// DefaultConfig returns the defaults. BufferSteps is less than the engines' own
+// 10,000, as a batch of a synthetic trace takes some 9 kB.
 func DefaultConfig() Config {
 	return Config{
 		Kind: VLLM, Shape: Map, Hashes: Int,
 		BlockSize: 64, Ranks: 1, Capacity: 4096,
-		Listen: "127.0.0.1:5557", ReplayListen: "127.0.0.1:6557", BufferSteps: 10_000,
+		Listen: "127.0.0.1:5557", ReplayListen: "127.0.0.1:6557", BufferSteps: 1000,
 		Rate: 10, Seed: 1,
 		Logger: slog.Default(),
 	}

@@ -59,9 +59,9 @@ var media = map[string][tiers]string{
 	SGLang: {"GPU", "CPU_PINNED"},
 }
 
-// payload returns a batch. The timestamp is in seconds since 1970.
-func (f *format) payload(timestamp float64, events []event, rank int) []byte {
-	b := msgp.AppendArrayHeader(nil, 3)
+// payload appends a batch. The timestamp is in seconds since 1970.
+func (f *format) payload(b []byte, timestamp float64, events []event, rank int) []byte {
+	b = msgp.AppendArrayHeader(b, 3)
 	b = msgp.AppendFloat64(b, timestamp)
 	b = msgp.AppendArrayHeader(b, uint32(len(events)))
 	for i := range events {

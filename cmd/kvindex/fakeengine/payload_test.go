@@ -132,7 +132,7 @@ func TestPayloadsAreTheEngines(t *testing.T) {
 			for _, v := range recorded {
 				events = append(events, c.format.parse(t, v))
 			}
-			if got := c.format.payload(timestamp, events, rank); !bytes.Equal(got, want) {
+			if got := c.format.payload(nil, timestamp, events, rank); !bytes.Equal(got, want) {
 				t.Errorf("%s/%s:\n%x, want\n%x", dir, name, got, want)
 			}
 		}
@@ -146,7 +146,7 @@ func TestPayloadsLikeTheEngines(t *testing.T) {
 	_, timestamp, recorded, rank := read(t, "vllm-0.33.0/stored_salt_session")
 	e := f.parse(t, recorded[0])
 	e.class.salt = "tenant-a"
-	v, _, err := msgp.ReadIntfBytes(f.payload(timestamp, []event{e}, rank))
+	v, _, err := msgp.ReadIntfBytes(f.payload(nil, timestamp, []event{e}, rank))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ func TestPayloadsLikeTheEngines(t *testing.T) {
 	_, timestamp, recorded, rank = read(t, "vllm-0.33.0/stored_lora")
 	e = f.parse(t, recorded[0])
 	removal := event{kind: engine.Removed, hashes: e.hashes[:1]}
-	v, _, err = msgp.ReadIntfBytes(arrays.payload(timestamp, []event{e, removal, {kind: engine.Cleared}}, rank))
+	v, _, err = msgp.ReadIntfBytes(arrays.payload(nil, timestamp, []event{e, removal, {kind: engine.Cleared}}, rank))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,7 +40,8 @@ type rank struct {
 	serving     sync.WaitGroup
 
 	changes []change // scratch
-	events  []event  // scratch
+	events  []event  // of the step
+	written []byte   // scratch
 
 	mu      sync.Mutex // guards the next
 	pub     *zmtp.Pub
@@ -289,25 +290,25 @@ func (r *rank) publish() {
 		r.counts.Gaps++
 		return
 	}
-	var payload []byte
 	if r.badDue || due(r.cfg.BadEach) {
 		r.badDue = false
 		r.counts.Garbage++
-		payload = r.garbage()
+		r.written = r.garbage(r.written[:0])
 	} else {
-		payload = r.format.payload(now(), r.events, r.number)
+		r.written = r.format.payload(r.written[:0], now(), r.events, r.number)
 	}
+	payload := bytes.Clone(r.written) // no larger than it must be, as many are kept
 	r.keep(batch{seq, payload})
 	r.pub.Send([]byte(r.cfg.Topic), binary.BigEndian.AppendUint64(nil, seq), payload)
 }
 
 func now() float64 { return float64(time.Now().UnixNano()) / 1e9 }
 
-// garbage returns in turn what is no msgpack, and the batch with its removals,
+// garbage appends in turn what is no msgpack, and the batch with its removals,
 // or if it has none with one more, that cannot be read.
-func (r *rank) garbage() []byte {
+func (r *rank) garbage(b []byte) []byte {
 	if r.badKind++; r.badKind%2 == 1 {
-		return []byte("\xc1no msgpack")
+		return append(b, "\xc1no msgpack"...)
 	}
 	events := r.events
 	if !slices.ContainsFunc(events, func(e event) bool { return e.kind == engine.Removed }) {
@@ -315,7 +316,7 @@ func (r *rank) garbage() []byte {
 	}
 	f := r.format
 	f.spoil = true
-	return f.payload(now(), events, r.number)
+	return f.payload(b, now(), events, r.number)
 }
 
 // keep puts a batch where it can be replayed from, in place of the oldest.
