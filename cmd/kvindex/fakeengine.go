@@ -67,12 +67,12 @@ Control. With --control-listen, on a loopback address:
   curl -s -X POST 127.0.0.1:7500/pause; curl -s 127.0.0.1:7500/held`,
 		flags: func(fs *pflag.FlagSet) {
 			fs.Var(&choice{&e.Kind, []string{fakeengine.VLLM, fakeengine.SGLang}}, "kind", "which `engine`: vllm or sglang")
-			fs.Var(&choice{&e.Shape, []string{fakeengine.Map, fakeengine.Array}}, "shape", "events as newer or older versions have them, `form` map or array")
-			fs.Var(&choice{&e.Hashes, []string{fakeengine.Int, fakeengine.Bytes}}, "hashes", "vLLM's block hashes as int or bytes, `form`")
+			fs.Var(&choice{&e.Shape, []string{fakeengine.Map, fakeengine.Array}}, "shape", "`form` of events: map as newer versions have it, or array as older ones")
+			fs.Var(&choice{&e.Hashes, []string{fakeengine.Int, fakeengine.Bytes}}, "hashes", "`form` of vLLM's block hashes: int or bytes")
 			fs.StringVar(&e.Listen, "listen", e.Listen, "publish on this `host:port`; rank N adds N to the port; 0 is any")
 			fs.StringVar(&e.ReplayListen, "replay-listen", e.ReplayListen, "answer replay requests on this `host:port`, likewise; empty: none")
 			fs.StringVar(&c.control, "control-listen", "", "serve the control over HTTP on this loopback `host:port`; empty: none")
-			fs.StringVar(&e.Topic, "zmq-topic", "", "first frame of every message, `text`")
+			fs.StringVar(&e.Topic, "zmq-topic", "", "`text` that is the first frame of every message")
 			fs.IntVar(&e.Ranks, "ranks", e.Ranks, "data parallel ranks")
 			fs.IntVar(&e.BufferSteps, "buffer-steps", e.BufferSteps, "`batches` a rank that can be replayed; engines have 10000")
 			fs.StringVar(&c.from.trace, "trace", "", "serve the requests of this `file`; - is standard input")

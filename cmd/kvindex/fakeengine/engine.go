@@ -226,7 +226,8 @@ func (e *Engine) Resume() {
 }
 
 // Gap makes the next batch of each rank one that uses up a sequence number and
-// is never sent, nor kept for replay, as when an engine's sending fails.
+// is never sent, nor kept for replay, as when an engine's sending fails. Nobody
+// can know of it before the batch after it.
 func (e *Engine) Gap() { e.each(func(r *rank) { r.gapDue = true }) }
 
 // Garbage makes the next batch of each rank one that cannot be read: in turn one
