@@ -1,4 +1,4 @@
-// This file runs the stage as a child process of the demo.
+// This file runs a stage or a relay as a child process of the demo.
 
 package main
 
@@ -14,15 +14,21 @@ import (
 	"time"
 )
 
-const stageCommandName = "demo-stage"
+const (
+	stageCommandName = "demo-stage"
+	relayCommandName = "demo-relay"
+)
 
-// stageCommand is serve, except that it stops when its standard input ends:
-// even if the demo is killed, the stage that it started does not stay behind.
-func stageCommand() command {
-	c := serveCommand()
-	serve := c.run
-	c.use, c.hidden = stageCommandName, true
-	c.example = "  kvindex " + stageCommandName
+func stageCommand() command { return childCommand(serveCommand(), stageCommandName) }
+
+func relayChildCommand() command { return childCommand(relayCommand(), relayCommandName) }
+
+// childCommand is a command, except that it stops when its standard input ends:
+// even if the demo is killed, what it started does not stay behind.
+func childCommand(c command, name string) command {
+	run := c.run
+	c.use, c.hidden = name, true
+	c.example = "  kvindex " + name
 	c.run = func(ctx context.Context, con *console, args []string) error {
 		ctx, cancel := context.WithCancel(ctx)
 		defer cancel()
@@ -30,13 +36,14 @@ func stageCommand() command {
 			_, _ = io.Copy(io.Discard, con.in) // an error is an end too
 			cancel()
 		}()
-		return serve(ctx, con, args)
+		return run(ctx, con, args)
 	}
 	return c
 }
 
 // child is a process of this program.
 type child struct {
+	name  string // what it is
 	cmd   *exec.Cmd
 	stdin io.Closer
 	log   string        // file that it writes to
@@ -55,7 +62,7 @@ func startChild(log string, args ...string) (*child, error) {
 		return nil, err
 	}
 	defer out.Close() // the child has its own
-	c := &child{cmd: exec.Command(self, args...), log: log, ended: make(chan struct{})}
+	c := &child{name: strings.TrimPrefix(args[0], "demo-"), cmd: exec.Command(self, args...), log: log, ended: make(chan struct{})}
 	c.cmd.Stdout, c.cmd.Stderr = out, out
 	// Its settings are the arguments alone, whatever the user has set for stages
 	// of their own.
@@ -97,11 +104,14 @@ func (c *child) during(ctx context.Context) (context.Context, context.CancelFunc
 		select {
 		case <-ctx.Done():
 		case <-c.ended:
-			cancel(fmt.Errorf("the stage ended by itself: %s", c.lastWords()))
+			cancel(c.gone())
 		}
 	}()
 	return ctx, func() { cancel(nil) }
 }
+
+// gone is the error of a process that has ended.
+func (c *child) gone() error { return fmt.Errorf("the %s ended by itself: %s", c.name, c.lastWords()) }
 
 // lastWords is the last line of the log.
 func (c *child) lastWords() string {

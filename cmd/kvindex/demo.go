@@ -40,6 +40,7 @@ const (
 // demoConfig is what the command is told.
 type demoConfig struct {
 	requests int
+	relay    bool
 	keep     bool
 	output   string
 	sim      simConfig
@@ -58,22 +59,33 @@ says that most of its prompt is cached. On the way it kills the stage (kill -9) 
 a new one, which comes back from its snapshots; a thousand answers from before and after,
 at equal offsets, are compared with each other and with the caches themselves.
 
+With --relay there are engines instead, which publish over ZeroMQ as vLLM and SGLang do
+and know nothing of Kafka, and a relay process: it is killed, an engine restarts, and the
+answers are compared with what the engines hold.
+
 It takes well under a minute. The broker is franz-go's kfake, made for tests: for real use,
 see "kvindex serve --help".`,
 		example: `  kvindex demo
   kvindex demo --requests 20000 --seed 7
+  kvindex demo --relay
   kvindex demo --keep`,
 		flags: func(fs *pflag.FlagSet) {
 			fs.IntVar(&c.requests, "requests", 6000, "serve `N` requests")
 			fs.Uint64Var(&c.sim.seed, "seed", c.sim.seed, "seed of everything random")
 			fs.IntVar(&c.sim.workers, "workers", c.sim.workers, "workers in the fleet")
 			fs.IntVar(&c.sim.capacity, "capacity", c.sim.capacity, "`blocks` of 64 tokens that a worker's cache holds")
+			fs.BoolVar(&c.relay, "relay", false, "put engines that publish over ZeroMQ and a relay in the fleet's place")
 			fs.BoolVar(&c.keep, "keep", false, "leave everything running until interrupted")
 			outputFlag(fs, &c.output)
 		},
 		run: func(ctx context.Context, con *console, _ []string) error {
-			if c.requests < 10 {
+			switch {
+			case c.requests < 10:
 				return usagef("--requests %d: want at least 10", c.requests)
+			case c.relay && c.requests < 10*demoMoments:
+				return usagef("--requests %d: with --relay want at least %d", c.requests, 10*demoMoments)
+			case c.relay && c.keep:
+				return usagef("--keep does not go with --relay: its engines serve what the demo gives them")
 			}
 			return c.run(ctx, con)
 		},
@@ -137,6 +149,9 @@ func (c *demoConfig) run(ctx context.Context, con *console) error {
 		d.show = &screen{w: con.err, style: con.errStyle}
 	}
 	defer d.close()
+	if c.relay {
+		return c.runRelay(ctx, con, d)
+	}
 	sum, err := d.story(ctx)
 	if err != nil {
 		return err
@@ -320,7 +335,8 @@ func freeAddress() (string, error) {
 	return lis.Addr().String(), nil
 }
 
-func (d *demo) startFleet() error {
+// makeTrace makes up the requests.
+func (d *demo) makeTrace() {
 	made := fleet.NewSynthetic(d.cfg.requests, d.cfg.sim.seed)
 	d.trace = &madeTrace{}
 	for r, err := made.Next(); err == nil; r, err = made.Next() {
@@ -328,6 +344,10 @@ func (d *demo) startFleet() error {
 		c.HashIDs = slices.Clone(r.HashIDs)
 		d.trace.requests = append(d.trace.requests, c)
 	}
+}
+
+func (d *demo) startFleet() error {
+	d.makeTrace()
 	last := d.trace.requests[len(d.trace.requests)-1].Timestamp
 	traffic := min(demoTraffic, time.Duration(d.cfg.requests)*time.Second/demoPace)
 	d.cfg.sim.speed = float64(last) / float64(traffic.Milliseconds())

@@ -11,7 +11,7 @@ import (
 
 // TestMain lets the test binary be what the demo starts as its child.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == stageCommandName {
+	if len(os.Args) > 1 && (os.Args[1] == stageCommandName || os.Args[1] == relayCommandName) {
 		main()
 	}
 	os.Exit(m.Run())
@@ -42,6 +42,29 @@ func TestDemo(t *testing.T) {
 	}
 	if int(sum.IndexBlocks) != sum.BlocksStored-sum.BlocksRemoved {
 		t.Errorf("%d blocks in the index, %d stored less %d removed", sum.IndexBlocks, sum.BlocksStored, sum.BlocksRemoved)
+	}
+	left, err := os.ReadDir(os.Getenv("TMPDIR"))
+	if err != nil || len(left) != 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+}
+
+// TestDemoRelay runs a short demo with engines and a relay.
+func TestDemoRelay(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	got := execute(t, "demo", "--relay", "--requests", "1000", "--output", "json")
+	if got.code != 0 {
+		t.Fatalf("exit code %d: %s", got.code, got.err)
+	}
+	var sum relaySummary
+	if err := json.Unmarshal([]byte(got.out), &sum); err != nil {
+		t.Fatal(err)
+	}
+	if sum.Requests != 1000 || sum.Engines != demoEngines || sum.Missed == 0 || sum.Blocks == 0 {
+		t.Errorf("%+v", sum)
+	}
+	if sum.Answers < demoProbes || sum.Wrong != 0 {
+		t.Errorf("of %d answers %d were wrong", sum.Answers, sum.Wrong)
 	}
 	left, err := os.ReadDir(os.Getenv("TMPDIR"))
 	if err != nil || len(left) != 0 {

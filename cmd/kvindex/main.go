@@ -14,6 +14,7 @@ func commands() []command {
 	return []command{
 		demoCommand(),
 		stageCommand(),
+		relayChildCommand(),
 		serveCommand(),
 		relayCommand(),
 		replayCommand(),

@@ -16,8 +16,8 @@ import (
 	"kvindex/index"
 )
 
-// Engine is a fake engine. Its methods may be called by any goroutine, but Run
-// and Serve by one at a time.
+// Engine is a fake engine. Its methods may be called by any goroutine, but Run,
+// Serve and ServeAt by one at a time.
 type Engine struct {
 	cfg    Config
 	hasher index.BlockHasher
@@ -155,6 +155,14 @@ func wait[T any](ctx context.Context, c <-chan T) bool {
 // load. When it has returned, all the batches were published. If the engine is
 // paused it does nothing but return a channel that is closed when it is no more.
 func (e *Engine) Serve(q *fleet.Request) (paused <-chan struct{}, err error) {
+	return e.ServeAt(anyRank, q)
+}
+
+// anyRank leaves the choice to the engine.
+const anyRank = -1
+
+// ServeAt is Serve by one rank, from 0, which a router has chosen.
+func (e *Engine) ServeAt(rank int, q *fleet.Request) (paused <-chan struct{}, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.broken != nil || e.resumed != nil {
@@ -163,14 +171,16 @@ func (e *Engine) Serve(q *fleet.Request) (paused <-chan struct{}, err error) {
 	p := &e.prompt
 	p.class = e.class()
 	e.fill(p, q)
-	e.depths = e.depths[:0]
-	for _, r := range e.ranks {
-		e.depths = append(e.depths, r.cache.depth(p.seqs))
+	if rank == anyRank {
+		e.depths = e.depths[:0]
+		for _, r := range e.ranks {
+			e.depths = append(e.depths, r.cache.depth(p.seqs))
+		}
+		rank = e.router.Pick(len(p.seqs), e.depths)
 	}
-	to := e.router.Pick(len(p.seqs), e.depths)
-	e.ranks[to].serve(p)
+	e.ranks[rank].serve(p)
 	e.requests++
-	e.remember(q, to)
+	e.remember(q, rank)
 	return nil, nil
 }
 
