@@ -3,14 +3,14 @@
 
 package index
 
-import "slices"
+import "math/bits"
 
 // Query asks for the leading blocks that workers hold.
 type Query struct {
 	Locals    []LocalHash        // of the prompt's full blocks, from the first
 	Workers   []string           // if not empty, only these workers (all their ranks)
 	Keep      func(*Worker) bool // if not nil, workers it refuses are left out, before TopK
-	TopK      int                // if > 0, only the k deepest by device tier, of equal ones those with more in device and host, and so on; ties broken anew from query to query
+	TopK      int                // if > 0, only the k deepest: by device tier, of equal ones by device and host, and so on (of 32,768 blocks or more, not by the last tiers); ties broken anew from query to query
 	EarlyExit bool               // stop once at most one worker still matches; Keep is not asked before
 }
 
@@ -69,7 +69,7 @@ func (x *Index) Find(q *Query, r *Result) {
 			n := x.searchOwned(q, r, turn)
 			r.keep(q.Keep)
 			if r.tiered {
-				r.selectDeepest(q.TopK, turn)
+				r.selectDeepest(q.TopK, len(q.Locals), turn)
 				return
 			}
 			if len(r.Matches) == n || n < q.TopK {
@@ -81,7 +81,7 @@ func (x *Index) Find(q *Query, r *Result) {
 	x.searchOwned(q, r, 0)
 	r.keep(q.Keep)
 	if q.TopK > 0 {
-		r.selectDeepest(q.TopK, turn)
+		r.selectDeepest(q.TopK, len(q.Locals), turn)
 	}
 }
 
@@ -148,7 +148,7 @@ func (x *Index) search(q *Query, r *Result, best uint64, locked bool) (n int) {
 	var found []SlotMatch
 	if best != 0 && !r.tiered {
 		x.s.FindBest(q.Locals, q.TopK, opt, &r.slots)
-		found = selectDeepest(r.slots.Matches, nil, q.TopK, best, &r.lots)
+		found = selectDeepest(r.slots.Matches, q.TopK, best, &r.lots)
 	} else {
 		x.s.Find(q.Locals, opt, &r.slots)
 		found = r.slots.Matches
@@ -219,34 +219,46 @@ func (r *Result) settle() {
 	}
 }
 
-// selectDeepest leaves the k deepest of r's matches, deepest first.
-func (r *Result) selectDeepest(k int, turn uint64) {
+// selectDeepest leaves the k deepest of r's matches with a query of so many blocks,
+// deepest first.
+func (r *Result) selectDeepest(k, blocks int, turn uint64) {
 	all := r.slots.Matches[:0]
 	for i, m := range r.Matches {
-		all = append(all, SlotMatch{Slot(i), m.Depth}) // numbers in place of slots
+		d := m.Depth
+		if r.tiered {
+			d = r.depths[i].order(blocks)
+		}
+		all = append(all, SlotMatch{Slot(i), d}) // numbers in place of slots
 	}
 	r.slots.Matches = all
 	r.all = append(r.all[:0], r.Matches...)
 	r.Matches = r.Matches[:0]
-	if !r.tiered {
-		for _, m := range selectDeepest(all, nil, k, turn, &r.lots) {
-			r.Matches = append(r.Matches, r.all[m.Slot])
-		}
-		return
+	if r.tiered {
+		r.allDepths = append(r.allDepths[:0], r.depths...)
+		r.depths = r.depths[:0]
 	}
-	r.allDepths = append(r.allDepths[:0], r.depths...)
-	r.depths = r.depths[:0]
-	for _, m := range selectDeepest(all, r.allDepths, k, turn, &r.lots) {
+	for _, m := range selectDeepest(all, k, turn, &r.lots) {
 		r.Matches = append(r.Matches, r.all[m.Slot])
-		r.depths = append(r.depths, r.allDepths[m.Slot])
+		if r.tiered {
+			r.depths = append(r.depths, r.allDepths[m.Slot])
+		}
 	}
 }
 
+// order returns a number by which depths for a query of so many blocks compare as
+// they do one after the other, as many of them as fit into it: all below 32,768 blocks.
+func (d Depths) order(blocks int) (n int) {
+	each := bits.Len(uint(blocks))
+	for t := 0; t < Tiers && (t+1)*each < 64; t++ {
+		n = n<<each | d[t]
+	}
+	return n
+}
+
 // selectDeepest moves the k deepest matches to the front, deepest first, and
-// returns them. Of equal depths those come first that are deeper in tiers, which is by
-// slot if not nil; which of the others depends on turn, and over many turns each does
-// equally often. It works in the memory of scratch.
-func selectDeepest(ms []SlotMatch, tiers []Depths, k int, turn uint64, scratch *[]uint64) []SlotMatch {
+// returns them. Which of equal depths come first depends on turn, and over many
+// turns each does equally often. It works in the memory of scratch.
+func selectDeepest(ms []SlotMatch, k int, turn uint64, scratch *[]uint64) []SlotMatch {
 	turn *= 0x9e3779b97f4a7c15
 	// The order of two slots of a depth: a hash of the slot and the turn, as good as
 	// drawn by lot. Counting turns round would favour some when several callers ask
@@ -263,15 +275,9 @@ func selectDeepest(ms []SlotMatch, tiers []Depths, k int, turn uint64, scratch *
 		lots = append(lots, lot(heap[i].Slot))
 	}
 	*scratch = lots
-	tie := func(a, b SlotMatch) int { return slices.Compare(tiers[a.Slot][:], tiers[b.Slot][:]) }
 	less := func(a, b int) bool {
 		if heap[a].Depth != heap[b].Depth {
 			return heap[a].Depth < heap[b].Depth
-		}
-		if tiers != nil {
-			if c := tie(heap[a], heap[b]); c != 0 {
-				return c < 0
-			}
 		}
 		return lots[a] < lots[b]
 	}
@@ -296,14 +302,10 @@ func selectDeepest(ms []SlotMatch, tiers []Depths, k int, turn uint64, scratch *
 		down(i, k)
 	}
 	for _, m := range ms[k:] {
-		c := m.Depth - heap[0].Depth
-		if c == 0 && tiers != nil {
-			c = tie(m, heap[0])
-		}
-		if c < 0 {
+		if m.Depth < heap[0].Depth {
 			continue
 		}
-		if l := lot(m.Slot); c > 0 || l > lots[0] {
+		if l := lot(m.Slot); m.Depth > heap[0].Depth || l > lots[0] {
 			heap[0], lots[0] = m, l
 			down(0, k)
 		}
