@@ -62,7 +62,7 @@
 // Find and Stats may be called by any goroutine at any moment, take no lock that a
 // writer holds during an event, and never wait for one. (With a filter by name, or
 // after losing to reused slots three times, Find takes the lock under which
-// workers are added and retired. In a tree, it takes locks of nodes with several
+// workers are added and retired, and lower tiers come into use and go out of it. In a tree, it takes locks of nodes with several
 // children, for reading, that a writer holds while it puts one child in or out, or,
 // once most of many are gone, copies the others.) A Worker is written by one
 // goroutine at a time; different workers go on at once and wait for each other only
