@@ -284,7 +284,7 @@ func RunTiers(t *testing.T, empty func() index.Structure) {
 // tiersChurn has blocks come and go through the tiers, tiers cleared and workers
 // retired, and checks that heap and stats end where they were.
 func tiersChurn(t *testing.T, s index.Structure) {
-	const workers, chains, length, turns = 3, 20, 40, 30
+	const workers, chains, length, turns = 3, 20, 40, 12
 	x := index.New(s)
 	load := NewWorkload(11, 0, 0)
 	type owner struct {
@@ -322,7 +322,7 @@ func tiersChurn(t *testing.T, s index.Structure) {
 				o.chains = nil
 			}
 			// The newest chains are in device, those before in host, the oldest external.
-			for range 10 * chains {
+			for range 4 * chains {
 				c := load.Fresh(length)
 				if _, err := o.w.Store(index.Device, part(c, 0, length)); err != nil {
 					t.Fatal(err)
