@@ -266,7 +266,9 @@ func hugeHeaders(t *testing.T, s *Server) answer {
 
 // slow is a server whose patience ends soon.
 func slow(t *testing.T) *Server {
-	return serve(t, fleet(t), Config{Limits: Limits{HeaderTimeout: 100 * time.Millisecond, RequestTimeout: 300 * time.Millisecond, MaxConcurrent: 1, MaxQueue: 1}})
+	cfg := measured(t)
+	cfg.Limits = Limits{HeaderTimeout: 100 * time.Millisecond, RequestTimeout: 300 * time.Millisecond, MaxConcurrent: 1, MaxQueue: 1}
+	return serve(t, fleet(t), cfg)
 }
 
 // drip sends a piece every 10 ms until it cannot.
@@ -340,6 +342,9 @@ func TestSlowSenders(t *testing.T) {
 			t.Errorf("no message: %v, want DeadlineExceeded", err)
 		}
 	}
+	for _, transport := range []string{"grpc", "http"} {
+		eventually(t, "each is counted", func() bool { return metricOf(t, s, refusedMetric(transport, "slow_sender")) == "8" })
+	}
 }
 
 // A gRPC client that sends and never reads is cut off once its connection is full.
@@ -361,4 +366,5 @@ func TestClientThatDoesNotRead(t *testing.T) {
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("after 30 s it is still connected")
 	}
+	eventually(t, "it is counted", func() bool { return metricOf(t, s, refusedMetric("grpc", "slow_reader")) == "1" })
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
@@ -58,13 +60,31 @@ func (s *Server) tapGRPC(ctx context.Context, info *tap.Info) (context.Context, 
 		}
 	}
 	if unary[info.FullMethodName] {
-		// Ends the wait for a request that does not arrive and for a caller who
-		// does not read. The stream's own context, above it, ends with the stream.
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, s.limits.RequestTimeout)
-		_ = cancel
+		return s.arriving(ctx), nil
 	}
 	return ctx, nil
+}
+
+// arriving bounds the wait for a request's message. The stream's own context ends
+// with the stream, and what is made here with it.
+func (s *Server) arriving(stream context.Context) context.Context {
+	ctx, cancel := context.WithTimeout(stream, s.limits.RequestTimeout)
+	_ = cancel
+	stop := context.AfterFunc(ctx, func() {
+		if stream.Err() == nil {
+			s.refuse(overGRPC, slowSender, peerOf(stream), errors.New("the request's message did not arrive"))
+		}
+	})
+	return context.WithValue(ctx, arrived{}, stop)
+}
+
+// arrived is the key of the function to call once the message is there.
+type arrived struct{}
+
+func hasArrived(ctx context.Context) {
+	if stop, ok := ctx.Value(arrived{}).(func() bool); ok {
+		stop()
+	}
 }
 
 func peerOf(ctx context.Context) string {
@@ -106,6 +126,43 @@ func (s *Server) mayAsk(r *http.Request) (refusal, error) {
 		}
 	}
 	return 0, nil
+}
+
+// tellingTLS is gRPC's TLS that tells of handshakes that fail.
+type tellingTLS struct {
+	credentials.TransportCredentials
+	s *Server
+}
+
+func (c tellingTLS) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	secured, info, err := c.TransportCredentials.ServerHandshake(conn)
+	if err != nil && !errors.Is(err, io.EOF) { // a probe of the port says nothing and leaves
+		c.s.refuse(overGRPC, noHandshake, conn.RemoteAddr().String(), err)
+	}
+	return secured, info, err
+}
+
+func (c tellingTLS) Clone() credentials.TransportCredentials {
+	return tellingTLS{c.TransportCredentials.Clone(), c.s}
+}
+
+// httpLog takes what net/http has to say: of connections that break, at debug
+// level, and of handshakes that fail, which it tells nobody else.
+func (s *Server) httpLog(line string) {
+	if why, ok := strings.CutPrefix(line, "http: TLS handshake error from "); ok && !strings.HasSuffix(why, ": EOF") {
+		from, why, _ := strings.Cut(why, ": ")
+		s.refuse(overHTTP, noHandshake, from, errors.New(why))
+		return
+	}
+	s.log.Debug(line)
+}
+
+// logWriter gives each line to a function.
+type logWriter func(line string)
+
+func (w logWriter) Write(b []byte) (int, error) {
+	w(strings.TrimSuffix(string(b), "\n"))
+	return len(b), nil
 }
 
 // doorListener accepts a number of connections at a time and closes what comes

@@ -190,7 +190,9 @@ func TestTLS(t *testing.T) {
 	ca, other := securetest.NewCA(t), securetest.NewCA(t)
 	pair, own, stranger := ca.Issue(t, "server"), ca.Issue(t, "client"), other.Issue(t, "client")
 	open := serve(t, fleet(t), Config{TLS: secure.Server{CertFile: pair.Cert, KeyFile: pair.Key}})
-	mutual := serve(t, fleet(t), Config{TLS: secure.Server{CertFile: pair.Cert, KeyFile: pair.Key, ClientCAFile: ca.File}})
+	cfg := measured(t)
+	cfg.TLS, cfg.OpenMetrics = secure.Server{CertFile: pair.Cert, KeyFile: pair.Key, ClientCAFile: ca.File}, true
+	mutual := serve(t, fleet(t), cfg)
 	tokened := serve(t, fleet(t), Config{TLS: secure.Server{CertFile: pair.Cert, KeyFile: pair.Key}, TokenFile: tokenFile(t)})
 	token := filepath.Join(t.TempDir(), "token")
 	securetest.WriteFile(t, token, goodToken+"\n")
@@ -231,13 +233,13 @@ func TestTLS(t *testing.T) {
 		path   string
 		want   string
 	}{
-		"HTTPS":                             {open, httpsClient(t, ca, nil), "/v1/status", "200"},
-		"another authority, HTTPS":          {open, httpsClient(t, other, nil), "/v1/status", "unknown authority"},
-		"own certificate, HTTPS":            {mutual, httpsClient(t, ca, &own), "/v1/status", "200"},
-		"no certificate, HTTPS":             {mutual, httpsClient(t, ca, nil), "/v1/status", "403"},
-		"a stranger's certificate, HTTPS":   {mutual, httpsClient(t, ca, &stranger), "/v1/status", `Get "https://`},
-		"no certificate for the probe":      {mutual, httpsClient(t, ca, nil), "/readyz", "200"},
-		"no certificate for metrics, HTTPS": {mutual, httpsClient(t, ca, nil), "/metrics", "403"},
+		"HTTPS":                           {open, httpsClient(t, ca, nil), "/v1/status", "200"},
+		"another authority, HTTPS":        {open, httpsClient(t, other, nil), "/v1/status", "unknown authority"},
+		"own certificate, HTTPS":          {mutual, httpsClient(t, ca, &own), "/v1/status", "200"},
+		"no certificate, HTTPS":           {mutual, httpsClient(t, ca, nil), "/v1/status", "403"},
+		"a stranger's certificate, HTTPS": {mutual, httpsClient(t, ca, &stranger), "/v1/status", `Get "https://`},
+		"no certificate for the probe":    {mutual, httpsClient(t, ca, nil), "/readyz", "200"},
+		"no certificate for open metrics": {mutual, httpsClient(t, ca, nil), "/metrics", "200"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			resp, err := c.client.Get("https://" + c.s.HTTPAddr().String() + c.path)
@@ -251,6 +253,22 @@ func TestTLS(t *testing.T) {
 			}
 		})
 	}
+	// Over gRPC one without and one with a stranger's certificate, over HTTP the
+	// stranger, and one without who was let in to no more than the probes.
+	eventually(t, "each is counted", func() bool {
+		resp, err := httpsClient(t, ca, nil).Get("https://" + mutual.HTTPAddr().String() + "/metrics")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		text, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return counted(string(text), refusedMetric("grpc", "tls_handshake")) >= 2 &&
+			counted(string(text), refusedMetric("http", "tls_handshake")) == 1 &&
+			counted(string(text), refusedMetric("http", "no_certificate")) == 1
+	})
 	if code, text := get(t, open, "/readyz"); code != http.StatusBadRequest || !strings.Contains(text, "HTTP request to an HTTPS server") {
 		t.Errorf("plaintext to HTTPS: %d %s", code, text)
 	}
@@ -375,4 +393,14 @@ func TestWhatIsLogged(t *testing.T) {
 			t.Errorf("%q is there %d times, want %d, in\n%s", text, n, want, log)
 		}
 	}
+}
+
+// counted is the value of a metric in the text of /metrics; 0 if it is not there.
+func counted(text, name string) (n int) {
+	for line := range strings.Lines(text) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			fmt.Sscan(value, &n)
+		}
+	}
+	return n
 }

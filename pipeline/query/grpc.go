@@ -39,7 +39,7 @@ func (s *Server) newGRPC() *grpc.Server {
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
 	}
 	if s.cfg.TLS.On() {
-		opts = append(opts, grpc.Creds(credentials.NewTLS(s.cfg.TLS.Config(true, s.notReloaded))))
+		opts = append(opts, grpc.Creds(tellingTLS{credentials.NewTLS(s.cfg.TLS.Config(true, s.notReloaded)), s}))
 	}
 	g := grpc.NewServer(opts...)
 	pb.RegisterKVIndexServer(g, s.service)
@@ -50,6 +50,7 @@ func (s *Server) newGRPC() *grpc.Server {
 
 // guardUnary measures a request and turns a panic into its answer.
 func (s *Server) guardUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
+	hasArrived(ctx)
 	m, ours := methodOf(info.FullMethod)
 	start := time.Now()
 	if ours {

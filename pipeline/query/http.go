@@ -4,7 +4,7 @@ package query
 
 import (
 	"bytes"
-	"log/slog"
+	"log"
 	"net/http"
 	"strconv"
 	"sync"
@@ -61,7 +61,7 @@ func (s *Server) newHTTP() *http.Server {
 		WriteTimeout:      s.limits.RequestTimeout + time.Second, // so that one that is too slow is told so
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    s.limits.MaxHeaderBytes,
-		ErrorLog:          slog.NewLogLogger(s.log.Handler(), slog.LevelDebug), // clients' broken connections
+		ErrorLog:          log.New(logWriter(s.httpLog), "", 0),
 	}
 }
 

@@ -26,10 +26,11 @@ const (
 	tooManyConnections
 	slowReader
 	slowSender
+	noHandshake
 	refusals
 )
 
-var refusalNames = [refusals]string{"queue_full", "queue_timeout", "unauthenticated", "token_expired", "no_certificate", "connections", "slow_reader", "slow_sender"}
+var refusalNames = [refusals]string{"queue_full", "queue_timeout", "unauthenticated", "token_expired", "no_certificate", "connections", "slow_reader", "slow_sender", "tls_handshake"}
 
 // tellEvery is the least time between two log lines about one kind of refusal.
 const tellEvery = 10 * time.Second
