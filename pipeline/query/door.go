@@ -71,7 +71,7 @@ func (s *Server) arriving(stream context.Context) context.Context {
 	ctx, cancel := context.WithTimeout(stream, s.limits.RequestTimeout)
 	_ = cancel
 	stop := context.AfterFunc(ctx, func() {
-		if stream.Err() == nil {
+		if ctx.Err() == context.DeadlineExceeded && stream.Err() != context.DeadlineExceeded { // else the caller has gone, or its own time is up
 			s.refuse(overGRPC, slowSender, peerOf(stream), errors.New("the request's message did not arrive"))
 		}
 	})

@@ -178,11 +178,11 @@ func TestPanicGivesItsSlotBack(t *testing.T) {
 
 // TestOverload offers four times what a server can do, by a clock that does not
 // wait for it. A query's work
-// is 10 ms of a slot, so that slots are what is short, not the test's processors.
+// is 50 ms of a slot, so that slots are what is short, not the test's processors.
 func TestOverload(t *testing.T) {
 	const (
 		limit    = 4
-		work     = 10 * time.Millisecond
+		work     = 50 * time.Millisecond
 		offered  = 4 * int(time.Second/work) * limit // a second
 		lasts    = 1500                              // milliseconds
 		queueing = 16
@@ -197,7 +197,7 @@ func TestOverload(t *testing.T) {
 		<-time.After(work)
 	}
 	cfg := measured(t)
-	cfg.Limits = Limits{MaxConcurrent: limit, MaxQueue: queueing, QueueTimeout: 100 * time.Millisecond}
+	cfg.Limits = Limits{MaxConcurrent: limit, MaxQueue: queueing, QueueTimeout: 500 * time.Millisecond}
 	s := serve(t, f, cfg)
 	asking := []asker{overHTTPAsker(t, s), askers(t, s)[0]}
 	client := dial(t, s)
@@ -241,8 +241,8 @@ func TestOverload(t *testing.T) {
 	if most.Load() > limit {
 		t.Errorf("%d at work at once, want at most %d", most.Load(), limit)
 	}
-	// Half of what the slots could do is left to a busy machine.
-	if least := int64(took/work) * limit / 2; yes < least {
+	// Three quarters of what the slots could do are left to a busy machine.
+	if least := int64(took/work) * limit / 4; yes < least {
 		t.Errorf("%d answered, want at least %d", yes, least)
 	}
 	if no == 0 {
