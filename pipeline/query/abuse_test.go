@@ -267,7 +267,7 @@ func hugeHeaders(t *testing.T, s *Server) answer {
 // slow is a server whose patience ends soon.
 func slow(t *testing.T) *Server {
 	cfg := measured(t)
-	cfg.Limits = Limits{HeaderTimeout: 100 * time.Millisecond, RequestTimeout: 300 * time.Millisecond, MaxConcurrent: 1, MaxQueue: 1}
+	cfg.Limits = Limits{HeaderTimeout: 100 * time.Millisecond, RequestTimeout: 300 * time.Millisecond}
 	return serve(t, fleet(t), cfg)
 }
 
@@ -282,8 +282,7 @@ func drip(conn net.Conn, piece string) {
 	}
 }
 
-// One that sends its headers or its body a byte at a time is given up, and never
-// keeps a slot from others.
+// One that sends its headers or its body a byte at a time is given up.
 func TestSlowSenders(t *testing.T) {
 	s := slow(t)
 	open := func() net.Conn {
@@ -301,7 +300,7 @@ func TestSlowSenders(t *testing.T) {
 	fmt.Fprint(headers, "POST /v1/match HTTP/1.1\r\nHost: x\r\n")
 	go drip(headers, "X-More: 1\r\n")
 	var bodies []net.Conn
-	for range 8 { // more than there are slots and places in the queue
+	for range 8 {
 		b := open()
 		fmt.Fprint(b, "POST /v1/match HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{")
 		go drip(b, " ")
@@ -333,7 +332,7 @@ func TestSlowSenders(t *testing.T) {
 		}
 		var text bytes.Buffer
 		text.ReadFrom(resp.Body)
-		if code, message := errorOf(t, text.String()); resp.StatusCode != http.StatusRequestTimeout || code != "REQUEST_TIMEOUT" || !strings.Contains(message, "within 300ms") {
+		if code, message := errorOf(t, text.String()); resp.StatusCode != http.StatusRequestTimeout || code != "REQUEST_TIMEOUT" || !strings.Contains(message, "did not arrive in time") {
 			t.Errorf("slow body: %s %s", resp.Status, text.String())
 		}
 	}
@@ -345,6 +344,69 @@ func TestSlowSenders(t *testing.T) {
 	for _, transport := range []string{"grpc", "http"} {
 		eventually(t, "each is counted", func() bool { return metricOf(t, s, refusedMetric(transport, "slow_sender")) == "8" })
 	}
+}
+
+// Those that are slow to arrive lose their places to others, oldest first, and to
+// no more of them than there are.
+func TestSlowSendersLoseTheirPlaces(t *testing.T) {
+	cfg := measured(t)
+	cfg.Limits = Limits{MaxConcurrent: 1, MaxQueue: 3, Deadline: 200 * time.Millisecond, RequestTimeout: time.Minute}
+	s := serve(t, fleet(t), cfg)
+	httpConn, err := net.Dial("tcp", s.HTTPAddr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer httpConn.Close()
+	fmt.Fprint(httpConn, "POST /v1/match HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{")
+	eventually(t, "it has a place", func() bool { return s.gate.arrivals() == 1 })
+	conn := connect(t, s)
+	var streams []grpc.ClientStream
+	for i := range 3 {
+		st, err := conn.NewStream(t.Context(), &grpc.StreamDesc{ClientStreams: true}, pb.KVIndex_Match_FullMethodName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		streams = append(streams, st)
+		eventually(t, "it has a place", func() bool { return s.gate.arrivals() == int64(i+2) })
+	}
+	for _, a := range askers(t, s) {
+		eventually(t, "a slow one has lost its place", func() bool {
+			_, err := a.ask(&pb.MatchRequest{Model: "m", Tokens: prompt})
+			if err != nil && status.Code(err) != codes.ResourceExhausted {
+				t.Errorf("%s: %v", a.name, err)
+			}
+			return err == nil
+		})
+		// Its place is free again: nobody else has to go.
+		for range 3 {
+			if _, err := a.ask(&pb.MatchRequest{Model: "m", Tokens: prompt}); err != nil {
+				t.Errorf("%s: %v", a.name, err)
+			}
+		}
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(httpConn), nil)
+	if err != nil || resp.StatusCode != http.StatusRequestTimeout {
+		t.Errorf("the oldest: %v, %v", resp, err)
+	}
+	if n := s.gate.arrivals(); n != 3 {
+		t.Errorf("%d are still arriving, want the three that came later", n)
+	}
+	for _, st := range streams {
+		if err := st.SendMsg(&pb.MatchRequest{Model: "m", Tokens: prompt}); err != nil {
+			t.Error(err)
+		}
+		if err := st.CloseSend(); err != nil {
+			t.Error(err)
+		}
+		if err := st.RecvMsg(new(pb.MatchResponse)); err != nil {
+			t.Errorf("one that is late, and in time: %v", err)
+		}
+	}
+	eventually(t, "all places are free", func() bool {
+		s.gate.mu.Lock()
+		defer s.gate.mu.Unlock()
+		return s.gate.free == 4 && s.gate.arriving.Len() == 0
+	})
 }
 
 // A gRPC client that sends and never reads is cut off once its connection is full.

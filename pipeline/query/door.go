@@ -52,39 +52,58 @@ func (s *Server) tapGRPC(ctx context.Context, info *tap.Info) (context.Context, 
 			return ctx, status.Error(codes.Unauthenticated, err.Error())
 		}
 	}
-	if m, ours := methodOf(info.FullMethodName); ours && m == matchMethod {
-		if err := s.gate.look(); err != nil {
-			s.refusedBusy(overGRPC, err)
-			s.in.requests.Add(context.Background(), 1, s.in.counted[overGRPC][m][codes.ResourceExhausted]...)
-			return ctx, err
-		}
+	if !unary[info.FullMethodName] {
+		return ctx, nil
 	}
-	if unary[info.FullMethodName] {
-		return s.arriving(ctx), nil
-	}
-	return ctx, nil
+	m, _ := methodOf(info.FullMethodName)
+	return s.arriving(ctx, m)
 }
 
-// arriving bounds the wait for a request's message. The stream's own context ends
-// with the stream, and what is made here with it.
-func (s *Server) arriving(stream context.Context) context.Context {
+// arrival is a request whose headers are there and whose message is not yet.
+type arrival struct {
+	place *place      // nil: it needs none
+	stop  func() bool // of what happens if the message does not arrive
+}
+
+type arrivalKey struct{}
+
+// arriving bounds the wait for a request's message, and lets in no more queries
+// than there are places for. The stream's own context ends with the stream, and
+// what is made here with it.
+func (s *Server) arriving(stream context.Context, m method) (context.Context, error) {
 	ctx, cancel := context.WithTimeout(stream, s.limits.RequestTimeout)
-	_ = cancel
-	stop := context.AfterFunc(ctx, func() {
+	_ = cancel // else the end of the stream does it
+	a := new(arrival)
+	if m == matchMethod {
+		var err error
+		if a.place, err = s.gate.admit(func() {
+			s.refuse(overGRPC, slowSender, peerOf(stream), s.gate.slow)
+			cancel()
+		}); err != nil {
+			cancel()
+			s.refusedBusy(overGRPC, err)
+			s.in.requests.Add(context.Background(), 1, s.in.counted[overGRPC][m][codes.ResourceExhausted]...)
+			return stream, err
+		}
+	}
+	a.stop = context.AfterFunc(ctx, func() {
+		if a.place != nil {
+			a.place.end()
+		}
 		if ctx.Err() == context.DeadlineExceeded && stream.Err() != context.DeadlineExceeded { // else the caller has gone, or its own time is up
 			s.refuse(overGRPC, slowSender, peerOf(stream), errors.New("the request's message did not arrive"))
 		}
 	})
-	return context.WithValue(ctx, arrived{}, stop)
+	return context.WithValue(ctx, arrivalKey{}, a), nil
 }
 
-// arrived is the key of the function to call once the message is there.
-type arrived struct{}
-
-func hasArrived(ctx context.Context) {
-	if stop, ok := ctx.Value(arrived{}).(func() bool); ok {
-		stop()
+// arrived returns the place of a request whose message is there, nil if it has
+// none or has lost it.
+func arrived(ctx context.Context) *place {
+	if a, ok := ctx.Value(arrivalKey{}).(*arrival); ok && a.stop() {
+		return a.place
 	}
+	return nil
 }
 
 func peerOf(ctx context.Context) string {

@@ -1,11 +1,13 @@
-// This file bounds how many queries are worked on at a time: a few at once, a
-// short queue behind them, and no to all beyond.
+// This file bounds how many queries there are at a time: a few that are worked
+// on, a short queue behind them, and no to all beyond.
 
 package query
 
 import (
+	"container/list"
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,55 +27,108 @@ func (e *busyError) Error() string { return e.text }
 // GRPCStatus makes it ResourceExhausted.
 func (e *busyError) GRPCStatus() *status.Status { return status.New(codes.ResourceExhausted, e.text) }
 
-// gate lets a number of queries work at once and some wait. Those that wait get
-// in in the order of their coming.
+// gate gives each query a place as soon as its headers are there, and a slot to
+// work in once it has arrived. Places bound the memory of what is arriving and
+// waiting, slots the processor's time. Slots are given in the order of asking.
+//
+// A query that takes long to arrive loses its place to the next that needs one:
+// slow senders keep nobody out.
 type gate struct {
 	slots   chan struct{}
-	queue   int64
-	wait    time.Duration
+	wait    time.Duration // for a slot
 	waiting atomic.Int64
 
-	full, late *busyError // made once: a refusal shall cost little
+	patience time.Duration // after which one that is arriving can lose its place
+	mu       sync.Mutex
+	free     int       // places
+	arriving list.List // of *place, oldest first
+
+	full, late, slow *busyError // made once: a refusal shall cost little
 }
 
 func newGate(l Limits) *gate {
 	return &gate{
-		slots: make(chan struct{}, l.MaxConcurrent),
-		queue: int64(l.MaxQueue),
-		wait:  l.QueueTimeout,
-		full: &busyError{queueFull, fmt.Sprintf("busy: %d queries are worked on and %d wait: ask another instance, or again later",
+		slots:    make(chan struct{}, l.MaxConcurrent),
+		wait:     l.QueueTimeout,
+		patience: l.Deadline,
+		free:     l.MaxConcurrent + l.MaxQueue,
+		full: &busyError{queueFull, fmt.Sprintf("busy: all places for %d queries at work and %d waiting are taken: ask another instance, or again later",
 			l.MaxConcurrent, l.MaxQueue)},
 		late: &busyError{queueTimeout, fmt.Sprintf("busy: the query has waited for %v: ask another instance, or again later", l.QueueTimeout)},
+		slow: &busyError{slowSender, "busy: the query arrives too slowly, and others need its place"},
 	}
 }
 
-// look refuses a query that would find no place in the queue now. It takes
-// nothing, so that a request can be asked about before it has been read: one that
-// is slow to arrive keeps no place from others.
-func (g *gate) look() error {
-	if g.waiting.Load() >= g.queue && len(g.slots) == cap(g.slots) {
-		return g.full
-	}
-	return nil
+// place is one query's. One goroutine at a time uses it.
+type place struct {
+	gate *gate
+	cut  func()        // ends the arrival of a query that has lost its place
+	from time.Time     // when it began to arrive
+	at   *list.Element // in arriving, nil once it has arrived
+	held bool          // guarded by gate.mu, as at is
+	slot bool
 }
 
-// enter waits for a slot, which leave gives back. It fails with a *busyError, or
-// a status if the caller has gone.
-func (g *gate) enter(ctx context.Context) error {
+// admit gives a query a place, which end gives back, or fails with a *busyError.
+// If the query has yet to arrive, cut is called, from another goroutine, when it
+// takes too long; nil: it is there.
+func (g *gate) admit(cut func()) (*place, error) {
+	p := &place{gate: g, cut: cut, held: true}
+	if cut != nil {
+		p.from = time.Now()
+	}
+	g.mu.Lock()
+	if g.free > 0 {
+		g.free--
+		p.arrives()
+		g.mu.Unlock()
+		return p, nil
+	}
+	oldest := g.arriving.Front()
+	if oldest == nil || time.Since(oldest.Value.(*place).from) < g.patience {
+		g.mu.Unlock()
+		return nil, g.full
+	}
+	out := oldest.Value.(*place)
+	g.arriving.Remove(oldest)
+	out.at, out.held = nil, false
+	p.arrives()
+	g.mu.Unlock()
+	out.cut()
+	return p, nil
+}
+
+// arrives enters it into the list, under the lock.
+func (p *place) arrives() {
+	if p.cut != nil {
+		p.at = p.gate.arriving.PushBack(p)
+	}
+}
+
+// work waits for a slot for a query that has arrived. It fails with a *busyError,
+// or a status if the caller has gone.
+func (p *place) work(ctx context.Context) error {
+	g := p.gate
+	g.mu.Lock()
+	held := p.held
+	p.here()
+	g.mu.Unlock()
+	if !held {
+		return g.slow
+	}
 	select {
 	case g.slots <- struct{}{}:
+		p.slot = true
 		return nil
 	default:
 	}
-	if g.waiting.Add(1) > g.queue {
-		g.waiting.Add(-1)
-		return g.full
-	}
+	g.waiting.Add(1)
 	defer g.waiting.Add(-1)
 	timer := time.NewTimer(g.wait)
 	defer timer.Stop()
 	select {
 	case g.slots <- struct{}{}:
+		p.slot = true
 		return nil
 	case <-timer.C:
 		return g.late
@@ -82,4 +137,32 @@ func (g *gate) enter(ctx context.Context) error {
 	}
 }
 
-func (g *gate) leave() { <-g.slots }
+// here takes it from the list, under the lock.
+func (p *place) here() {
+	if p.at != nil {
+		p.gate.arriving.Remove(p.at)
+		p.at = nil
+	}
+}
+
+// end gives the place and the slot back. It may be called again.
+func (p *place) end() {
+	if p.slot {
+		p.slot = false
+		<-p.gate.slots
+	}
+	p.gate.mu.Lock()
+	defer p.gate.mu.Unlock()
+	p.here()
+	if p.held {
+		p.held = false
+		p.gate.free++
+	}
+}
+
+// arrivals is how many queries are arriving.
+func (g *gate) arrivals() int64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return int64(g.arriving.Len())
+}

@@ -70,7 +70,7 @@ func TestQueueFull(t *testing.T) {
 
 	for _, a := range asking {
 		if _, err := a.ask(&pb.MatchRequest{Model: "m", Tokens: prompt}); status.Code(err) != codes.ResourceExhausted ||
-			!strings.Contains(err.Error(), "busy: 2 queries are worked on and 3 wait") {
+			!strings.Contains(err.Error(), "busy: all places for 2 queries at work and 3 waiting are taken") {
 			t.Errorf("%s: got %v, want that it is busy", a.name, err)
 		}
 	}

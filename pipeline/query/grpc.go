@@ -50,7 +50,7 @@ func (s *Server) newGRPC() *grpc.Server {
 
 // guardUnary measures a request and turns a panic into its answer.
 func (s *Server) guardUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
-	hasArrived(ctx)
+	place := arrived(ctx)
 	m, ours := methodOf(info.FullMethod)
 	start := time.Now()
 	if ours {
@@ -65,11 +65,14 @@ func (s *Server) guardUnary(ctx context.Context, req any, info *grpc.UnaryServer
 		}
 	}()
 	if ours && m == matchMethod {
-		if err := s.gate.enter(ctx); err != nil {
+		if place == nil {
+			return nil, status.FromContextError(ctx.Err()).Err()
+		}
+		defer place.end()
+		if err := place.work(ctx); err != nil {
 			s.refusedBusy(overGRPC, err)
 			return nil, err
 		}
-		defer s.gate.leave()
 	}
 	return next(ctx, req)
 }

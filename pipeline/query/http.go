@@ -78,11 +78,6 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 			w.Header().Set("Allow", verb)
 			return &httpError{http.StatusMethodNotAllowed, "METHOD_NOT_ALLOWED", r.URL.Path + " wants " + verb}
 		}
-		if m == matchMethod {
-			if err := s.gate.look(); err != nil {
-				return err
-			}
-		}
 		return answer(w, r, scratch)
 	}
 	if s.cfg.Tracer != nil && m == matchMethod {
@@ -107,13 +102,17 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 }
 
 func (s *Server) matchHTTP(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
+	place, err := s.gate.admit(func() { http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) })
+	if err != nil {
+		return err
+	}
+	defer place.end()
 	if err := s.readBody(w, r, &scratch.in); err != nil {
 		return err
 	}
-	if err := s.gate.enter(r.Context()); err != nil {
+	if err := place.work(r.Context()); err != nil {
 		return err
 	}
-	defer s.gate.leave()
 	req, err := parseMatch(scratch.in.Bytes())
 	if err != nil {
 		return err

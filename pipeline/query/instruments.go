@@ -54,7 +54,7 @@ type instruments struct {
 func newInstruments(meter metric.Meter, g *gate) (*instruments, error) {
 	var (
 		in   instruments
-		errs [9]error
+		errs [10]error
 	)
 	in.requests, errs[0] = meter.Int64Counter("kvindex_query_requests",
 		metric.WithDescription("Requests answered, by transport, method and gRPC code."))
@@ -75,6 +75,7 @@ func newInstruments(meter metric.Meter, g *gate) (*instruments, error) {
 	}{
 		{"kvindex_query_working", "Match queries being worked on.", func() int64 { return int64(len(g.slots)) }},
 		{"kvindex_query_working_limit", "Match queries worked on at once at most.", func() int64 { return int64(cap(g.slots)) }},
+		{"kvindex_query_arriving", "Match queries whose headers are there and whose body is not yet.", g.arrivals},
 		{"kvindex_query_queued", "Match queries that wait for others to end.", g.waiting.Load},
 	} {
 		_, errs[6+i] = meter.Int64ObservableGauge(gauge.name, metric.WithDescription(gauge.text),

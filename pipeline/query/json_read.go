@@ -66,8 +66,7 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request, buf *bytes.Buf
 			return s.tooLarge()
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
-			err := &httpError{http.StatusRequestTimeout, "REQUEST_TIMEOUT",
-				fmt.Sprintf("the body did not arrive within %v", s.limits.RequestTimeout)}
+			err := &httpError{http.StatusRequestTimeout, "REQUEST_TIMEOUT", "the body did not arrive in time"}
 			s.refuse(overHTTP, slowSender, r.RemoteAddr, err)
 			return err
 		}
