@@ -17,11 +17,11 @@ type Limits struct {
 	MaxNameBytes         int           // of lora and of salt, which are hashed with every block; default 1,024
 	MaxMultimodal        int           // entries of mm, which every block looks through; default 256
 	MaxWorkersFilter     int           // entries of workers; default 4,096
-	Deadline             time.Duration // for a request's work, if its caller set no nearer one; default 1 s
+	Deadline             time.Duration // for a request's work, if its caller set no nearer one, and for its arrival, if others need its place; default 1 s
 	MaxConcurrentStreams uint32        // requests at a time on one gRPC connection; default 1,024
 
 	MaxConcurrent  int           // queries worked on at once; default twice GOMAXPROCS
-	MaxQueue       int           // queries that wait behind them; default 32 times MaxConcurrent
+	MaxQueue       int           // queries that arrive and wait behind them; default 16 times MaxConcurrent
 	QueueTimeout   time.Duration // for which one may wait; default 100 ms
 	MaxConnections int           // open at once, on each port; default 4,096
 	MaxHeaderBytes int           // of a request's headers; default 64 KiB
@@ -68,7 +68,7 @@ func (l Limits) withDefaults() Limits {
 	setDefault(&l.Deadline, time.Second)
 	setDefault(&l.MaxConcurrentStreams, 1024)
 	setDefault(&l.MaxConcurrent, 2*runtime.GOMAXPROCS(0))
-	setDefault(&l.MaxQueue, 32*l.MaxConcurrent)
+	setDefault(&l.MaxQueue, 16*l.MaxConcurrent)
 	setDefault(&l.QueueTimeout, 100*time.Millisecond)
 	setDefault(&l.MaxConnections, 4096)
 	setDefault(&l.MaxHeaderBytes, 64<<10)
