@@ -212,6 +212,28 @@ func readTopic(t *testing.T, b testcontainers.Broker, topic string) *topicReader
 	}
 }
 
+// take takes in one record.
+func (r *topicReader) take(t *testing.T, rec *kgo.Record) {
+	t.Helper()
+	var batch schemas.Batch
+	if err := batch.Decode(rec.Value); err != nil {
+		t.Fatal(err)
+	}
+	name := fmt.Sprintf("%s/%d", batch.Worker, batch.Rank)
+	if string(rec.Key) != string(batch.Worker) {
+		t.Errorf("key %q, worker %q", rec.Key, batch.Worker)
+	}
+	one := r.ranks[name]
+	if one == nil {
+		one = &reader{grace: testGrace, held: newHeld()}
+		r.ranks[name] = one
+	}
+	if batch.Epoch > one.epoch {
+		r.epochs[name] = append(r.epochs[name], batch.Epoch)
+	}
+	one.read(t, written{rec.Timestamp, rec.Value})
+}
+
 // await reads until the worker-rank holds what is wanted on the device.
 func (r *topicReader) await(t *testing.T, at string, want map[index.SeqHash]bool, whole bool) {
 	t.Helper()
@@ -219,23 +241,7 @@ func (r *topicReader) await(t *testing.T, at string, want map[index.SeqHash]bool
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 		defer cancel()
 		r.client.PollFetches(ctx).EachRecord(func(rec *kgo.Record) {
-			var batch schemas.Batch
-			if err := batch.Decode(rec.Value); err != nil {
-				t.Fatal(err)
-			}
-			name := fmt.Sprintf("%s/%d", batch.Worker, batch.Rank)
-			if string(rec.Key) != string(batch.Worker) {
-				t.Errorf("key %q, worker %q", rec.Key, batch.Worker)
-			}
-			one := r.ranks[name]
-			if one == nil {
-				one = &reader{grace: testGrace, held: newHeld()}
-				r.ranks[name] = one
-			}
-			if batch.Epoch > one.epoch {
-				r.epochs[name] = append(r.epochs[name], batch.Epoch)
-			}
-			one.read(t, written{rec.Timestamp, rec.Value})
+			r.take(t, rec)
 		})
 		one := r.ranks[at]
 		if one == nil {
