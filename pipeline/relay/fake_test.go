@@ -262,6 +262,11 @@ func (s fakeSub) Next(ctx context.Context) (zmtp.Event, error) {
 	}
 }
 
+func (s fakeSub) Close() error {
+	s.do(s.drop)
+	return nil
+}
+
 // event returns what comes next, or how long to wait for it.
 func (w *world) event() (zmtp.Event, time.Duration) {
 	now, c := time.Now(), w.sub.conn
@@ -296,6 +301,11 @@ type fakeDealer struct{ *world }
 
 func (d fakeDealer) Disconnect() {
 	d.do(func() { d.dealer.to, d.dealer.replies = nil, nil })
+}
+
+func (d fakeDealer) Close() error {
+	d.Disconnect()
+	return nil
 }
 
 func (d fakeDealer) Send(ctx context.Context, frames ...[]byte) error {
@@ -483,6 +493,8 @@ func (f *fakeFeed) tick(_ time.Time, alive bool) {
 	f.ticks++
 	f.alive = alive
 }
+
+func (f *fakeFeed) pending() bool { return false }
 
 // run describes what was applied since the feed was emptied.
 func (f *fakeFeed) run() string {

@@ -37,6 +37,7 @@ type batchFollower interface {
 	at(position)
 	release()
 	tick(now time.Time, alive bool)
+	pending() bool
 }
 
 // poller asks one engine for its events. An answer takes them out of the
@@ -104,9 +105,12 @@ func (p *poller) run(ctx context.Context) {
 			p.pause = min(2*p.pause, pollRest)
 		}
 		now := time.Now()
-		if !now.Before(tickAt) {
+		due := !now.Before(tickAt)
+		if due {
 			tickAt = now.Add(tickEvery)
-			for _, r := range p.ranks {
+		}
+		for _, r := range p.ranks {
+			if due || r.feed.pending() {
 				r.feed.tick(now, now.Sub(p.answered) <= aliveFor)
 			}
 		}

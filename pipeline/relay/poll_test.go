@@ -91,6 +91,7 @@ func (f *pollFeed) empty(whole bool, why cause) {
 
 func (f *pollFeed) at(p position)        { f.pos = p }
 func (f *pollFeed) release()             {}
+func (f *pollFeed) pending() bool        { return false }
 func (f *pollFeed) tick(time.Time, bool) {}
 
 // newTestPoller returns a poller of so many ranks from first on.

@@ -32,6 +32,7 @@ type asker interface {
 	Send(ctx context.Context, frames ...[]byte) error
 	Recv(ctx context.Context) ([][]byte, error)
 	Disconnect()
+	Close() error
 }
 
 // Why a question brought no more.

@@ -22,6 +22,8 @@ import (
 
 const (
 	tickEvery = time.Second
+	// tickSoon is the same while the feed waits for nothing but Kafka.
+	tickSoon = 50 * time.Millisecond
 	// aliveFor is how long a peer that was heard counts as alive: longer than
 	// the pause between probes, and than what a heartbeat of ZeroMQ takes.
 	aliveFor = 30 * time.Second
@@ -51,6 +53,8 @@ type follower interface {
 	release()
 	// tick is called about every second; alive says that the engine is.
 	tick(now time.Time, alive bool)
+	// pending says that the feed has something to do at the next tick.
+	pending() bool
 }
 
 // subscriber is what a stream needs of zmtp.Sub.
@@ -58,6 +62,7 @@ type subscriber interface {
 	Next(context.Context) (zmtp.Event, error)
 	Disconnect()
 	Heard() time.Time
+	Close() error
 }
 
 // stream follows one engine rank's publisher. One goroutine runs it.
@@ -104,8 +109,7 @@ type stream struct {
 	troubles       // thin out the log
 	due      cause // of beginning anew, while nothing is known
 
-	tickAt   time.Time
-	tickCtx  context.Context // ends at tickAt
+	tickCtx  context.Context // ends at the next tick
 	tickEnd  context.CancelFunc
 	active   bool // a message came since the last tick
 	probeAt  time.Time
@@ -121,9 +125,13 @@ func newStream(log *slog.Logger, feed follower, sub subscriber, dealer asker, fr
 	}
 }
 
-// run follows the engine until ctx ends.
+// run follows the engine until ctx ends, and closes the sockets.
 func (s *stream) run(ctx context.Context) {
 	defer func() {
+		s.sub.Close()
+		if s.dealer != nil {
+			s.dealer.Close()
+		}
 		if s.tickEnd != nil {
 			s.tickEnd()
 		}
@@ -151,13 +159,16 @@ func (s *stream) ticking(ctx context.Context) context.Context {
 		if s.tickEnd != nil {
 			s.tickEnd()
 		}
-		s.tickAt = time.Now().Add(tickEvery)
-		s.tickCtx, s.tickEnd = context.WithDeadline(ctx, s.tickAt)
+		every := tickEvery
+		if s.feed.pending() {
+			every = tickSoon
+		}
+		s.tickCtx, s.tickEnd = context.WithTimeout(ctx, every)
 	}
 	return s.tickCtx
 }
 
-// beat is what is done every second, whatever goes on.
+// beat is what is done at each tick, whatever goes on.
 func (s *stream) beat() {
 	now := time.Now()
 	heard := s.sub.Heard()
@@ -345,6 +356,7 @@ func (s *stream) lookup(seq int64, sum uint64) (known, same bool) {
 func (s *stream) distrust() {
 	s.counts.add(replaysDistrusted, 1)
 	s.troubles.log.Error("the replay endpoint is of another engine than the events endpoint; it is not asked any more: correct the endpoints and restart")
+	s.dealer.Close()
 	s.dealer = nil
 	s.fault = "the replay endpoint is of another engine than the events endpoint and is not asked any more"
 	s.forget(causeConnection, s.fault)

@@ -308,6 +308,40 @@ func TestContextIsLetGo(t *testing.T) {
 	})
 }
 
+// Disconnect drops what was not read, and the next connection comes after a pause.
+func TestSubDisconnect(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hungUp := make(chan bool, 1)
+		first := func(p *fake) {
+			p.Write(hello(1))
+			p.Write(message("a"))
+			p.Write(message("b"))
+			p.await([]byte("\x00never\x00"))
+			hungUp <- true
+		}
+		s := newSub(t, testConfig(first, stall(send(hello(1), message("c")))))
+		defer s.Close()
+		s.Disconnect() // without a connection it does nothing
+		var got []string
+		got = append(got, next(t, s), next(t, s))
+		s.Disconnect()
+		if !<-hungUp {
+			t.Error("the peer is not hung up on")
+		}
+		began := time.Now()
+		got = append(got, next(t, s), next(t, s))
+		if want := []string{"connected", `"a"`, "connected", `"c"`}; !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+		if pause := time.Since(began); pause < s.cfg.MinBackoff/2 || pause > s.cfg.MinBackoff {
+			t.Errorf("connected again after %v", pause)
+		}
+		if s.Heard().IsZero() {
+			t.Error("not heard")
+		}
+	})
+}
+
 func TestHeard(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := testConfig(func(p *fake) {
