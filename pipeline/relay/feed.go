@@ -291,6 +291,7 @@ func (f *feed) count(c *engine.Counts) {
 // new epoch says so at once if it can, and ends a hold. It costs nothing if
 // the stage knows already.
 func (f *feed) empty(whole bool, why cause) {
+	f.check()
 	known, aside := f.mapping.Hashes()
 	f.changed = f.changed || known+aside > 0 || whole != f.whole
 	same := whole == f.whole && known == 0 && f.state != held

@@ -355,6 +355,20 @@ func TestSilence(t *testing.T) {
 		w.after(time.Second, f, false)
 		w.tells("+1+1@0", "h@-1", "+1+1@0")
 	})
+	t.Run("an epoch's beginning", func(t *testing.T) {
+		w := newLives(t)
+		f := w.feed(w.config())
+		f.empty(true, causeStart)
+		f.hold()
+		f.applyBatch(storedBatch(2, 1))
+		w.kafka.direct = false
+		f.release()
+		w.clock = w.clock.Add(2 * testGrace)
+		w.kafka.direct = true
+		w.kafka.ack(2) // an epoch that begins late is none too late
+		w.after(time.Second, f, false)
+		w.tells("h@-1", "h@-1", "+1+1@0")
+	})
 }
 
 // TestDumpWaits: a dump larger than the room goes on as records are acknowledged,

@@ -14,6 +14,7 @@ import (
 
 	"kvindex/index"
 	"kvindex/pipeline/relay/engine"
+	"kvindex/pipeline/verify"
 	"kvindex/schemas"
 )
 
@@ -234,6 +235,18 @@ func (m *model) settled() {
 		m.feed.tick(m.now(), false)
 	}
 	r := readAll(m.T, m.kafka.log, testGrace)
+	stage := verify.New(testGrace)
+	for _, w := range m.kafka.log {
+		stage.Apply(0, w.at.UnixMilli(), []byte("wörker"), w.value)
+	}
+	counts := stage.Counts()
+	for _, never := range []string{
+		"undecodable", "wrong_key", "invalid", "rejected", "identity_change", "second_producer", "duplicate", "stale_epoch",
+	} {
+		if counts[never] > 0 {
+			m.Fatalf("%d: %s", counts[never], never)
+		}
+	}
 	truth, mind := heldBy(m.truth), heldBy(m.feed.mapping)
 	switch {
 	case r.epoch != m.newest || r.seq != m.feed.record.Seq || r.refused > 0:
