@@ -124,6 +124,24 @@ func TestEpochDoesNotGoOn(t *testing.T) {
 		"the clock went back":          func(w *lives) { w.clock = w.clock.Add(-time.Second) },
 		"ledger gone":                  func(w *lives) { w.remove("ledger") },
 		"ledger damaged":               func(w *lives) { w.damage("ledger") },
+		"the last record was refused": func(w *lives) {
+			f := w.feed(w.config())
+			f.restore()
+			w.kafka.refuse = errRefused
+			f.applyBatch(storedBatch(1, 900))
+			f.close(context.Background())
+			w.kafka.refuse = nil
+			if f.state != due || f.flight.look().records > 0 {
+				w.Fatalf("%s", f.state)
+			}
+		},
+		"writing was put off": func(w *lives) {
+			f := w.feed(w.config())
+			f.restore()
+			f.hold()
+			f.applyBatch(storedBatch(1, 900))
+			f.close(context.Background())
+		},
 		"another checkpoint": func(w *lives) {
 			f := w.feed(w.config())
 			f.restore()
