@@ -1,181 +1,188 @@
-// This file measures a feed.
+// This file measures one worker-rank's way from the socket to Kafka's client,
+// beside reading the socket alone.
 
 package relay
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"testing"
-	"time"
 
 	"github.com/tinylib/msgp/msgp"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"kvindex/index"
+	"kvindex/pipeline/relay/engine"
+	"kvindex/pipeline/relay/zmtp"
+	"kvindex/testcontainers"
 )
 
-// discard takes every record at once.
-type discard struct{ bytes int64 }
+const (
+	benchBlocks = 4 // stored by a batch, and as many removed
+	benchTokens = 16
+	benchSets   = 4096
+)
 
-func (d *discard) TryProduce(_ context.Context, r *kgo.Record, done func(*kgo.Record, error)) {
-	d.bytes += int64(len(r.Value))
+// benchPayloads are batches that can be published in a circle: each stores a
+// chain and removes the one of half a circle ago.
+func benchPayloads() [][]byte {
+	hash := func(set, i int) uint64 { return uint64(set)<<32 | 0xabcd0000 | uint64(i) }
+	out := make([][]byte, benchSets)
+	for set := range out {
+		b := msgp.AppendArrayHeader(nil, 3)
+		b = msgp.AppendFloat64(b, float64(set)+0.25)
+		b = msgp.AppendArrayHeader(b, 2)
+		b = msgp.AppendMapHeader(b, 5)
+		b = msgp.AppendString(msgp.AppendString(b, "type"), "BlockStored")
+		b = msgp.AppendArrayHeader(msgp.AppendString(b, "block_hashes"), benchBlocks)
+		for i := range benchBlocks {
+			b = msgp.AppendUint64(b, hash(set, i))
+		}
+		b = msgp.AppendArrayHeader(msgp.AppendString(b, "token_ids"), benchBlocks*benchTokens)
+		for i := range benchBlocks * benchTokens {
+			b = msgp.AppendInt(b, (set*7919+i*104729)%128000)
+		}
+		b = msgp.AppendInt(msgp.AppendString(b, "block_size"), benchTokens)
+		b = msgp.AppendString(msgp.AppendString(b, "medium"), "GPU")
+		b = msgp.AppendMapHeader(b, 3)
+		b = msgp.AppendString(msgp.AppendString(b, "type"), "BlockRemoved")
+		b = msgp.AppendArrayHeader(msgp.AppendString(b, "block_hashes"), benchBlocks)
+		for i := benchBlocks - 1; i >= 0; i-- {
+			b = msgp.AppendUint64(b, hash((set+benchSets/2)%benchSets, i))
+		}
+		b = msgp.AppendString(msgp.AppendString(b, "medium"), "GPU")
+		out[set] = msgp.AppendInt(b, 0)
+	}
+	return out
+}
+
+// ahead is how far a publisher may be ahead of what was read, in steps.
+const (
+	ahead     = 10
+	aheadStep = 1000
+)
+
+// reading counts what is read and lets the publisher go on.
+type reading struct {
+	n    int64
+	room chan struct{}
+}
+
+func newReading() *reading {
+	r := &reading{room: make(chan struct{}, ahead)}
+	for range ahead {
+		r.room <- struct{}{}
+	}
+	return r
+}
+
+func (r *reading) add() {
+	if r.n++; r.n%aheadStep == 0 {
+		r.room <- struct{}{}
+	}
+}
+
+// publishing publishes b.N batches to the one subscriber.
+func publishing(b *testing.B, pub *zmtp.Pub, payloads [][]byte, r *reading) {
+	testcontainers.Eventually(b, patience, func() error {
+		if pub.Subscribers() == 0 {
+			return errors.New("nobody has subscribed")
+		}
+		return nil
+	})
+	for n := range b.N {
+		if n%aheadStep == 0 {
+			<-r.room
+		}
+		pub.Send(nil, binary.BigEndian.AppendUint64(nil, uint64(n)), payloads[n%benchSets])
+	}
+}
+
+func benchPub(b *testing.B) *zmtp.Pub {
+	cfg := zmtp.DefaultListenConfig()
+	cfg.HWM = 1 << 16
+	pub, err := zmtp.ListenPub("127.0.0.1:0", cfg)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { pub.Close() })
+	return pub
+}
+
+// BenchmarkSocket reads batches and looks at none.
+func BenchmarkSocket(b *testing.B) {
+	pub, payloads := benchPub(b), benchPayloads()
+	sub, err := zmtp.NewSub(zmtp.DefaultConfig(pub.Endpoint()))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer sub.Close()
+	read := newReading()
+	go publishing(b, pub, payloads, read)
+	b.ReportAllocs()
+	for read.n < int64(b.N) {
+		e, err := sub.Next(b.Context())
+		if err != nil {
+			b.Fatal(err)
+		}
+		if e.Kind == zmtp.Message {
+			read.add()
+		}
+	}
+}
+
+// acknowledging takes records and forgets them.
+type acknowledging struct{}
+
+func (acknowledging) TryProduce(_ context.Context, r *kgo.Record, done func(*kgo.Record, error)) {
 	done(r, nil)
 }
 
-const benchTokens = 16 // a block
-
-// benchStores is a payload of vLLM's newest shape: events of blocks each, hashes
-// and tokens from seed on.
-func benchStores(events, blocks int, seed uint64) []byte {
-	p := msgp.AppendArrayHeader(nil, 3)
-	p = msgp.AppendFloat64(p, 1.7e9)
-	p = msgp.AppendArrayHeader(p, uint32(events))
-	for range events {
-		p = msgp.AppendMapHeader(p, 9)
-		p = msgp.AppendString(msgp.AppendString(p, "type"), "BlockStored")
-		p = msgp.AppendArrayHeader(msgp.AppendString(p, "block_hashes"), uint32(blocks))
-		first := seed
-		for range blocks {
-			seed++
-			p = msgp.AppendUint64(p, seed*0x9e3779b97f4a7c15)
-		}
-		p = msgp.AppendNil(msgp.AppendString(p, "parent_block_hash"))
-		p = msgp.AppendArrayHeader(msgp.AppendString(p, "token_ids"), uint32(blocks*benchTokens))
-		for i := range blocks * benchTokens {
-			p = msgp.AppendUint64(p, (first*31+uint64(i)*(7919+first/4096))%150000)
-		}
-		p = msgp.AppendInt(msgp.AppendString(p, "block_size"), benchTokens)
-		p = msgp.AppendNil(msgp.AppendString(p, "lora_id"))
-		p = msgp.AppendString(msgp.AppendString(p, "medium"), "GPU")
-		p = msgp.AppendInt(msgp.AppendString(p, "group_idx"), 0)
-		p = msgp.AppendString(msgp.AppendString(p, "kv_cache_spec_kind"), "full_attention")
-	}
-	return msgp.AppendInt(p, 3)
+// countingFeed tells how many batches came.
+type countingFeed struct {
+	*feed
+	read  *reading
+	n     int64
+	ended func()
 }
 
-// benchRemovals removes the blocks of benchStores, one event each, leaf first.
-func benchRemovals(blocks int, seed uint64) []byte {
-	p := msgp.AppendArrayHeader(nil, 3)
-	p = msgp.AppendFloat64(p, 1.7e9)
-	p = msgp.AppendArrayHeader(p, uint32(blocks))
-	for i := range uint64(blocks) {
-		p = msgp.AppendMapHeader(p, 4)
-		p = msgp.AppendString(msgp.AppendString(p, "type"), "BlockRemoved")
-		p = msgp.AppendArrayHeader(msgp.AppendString(p, "block_hashes"), 1)
-		p = msgp.AppendUint64(p, (seed+uint64(blocks)-i)*0x9e3779b97f4a7c15)
-		p = msgp.AppendString(msgp.AppendString(p, "medium"), "GPU")
-		p = msgp.AppendInt(msgp.AppendString(p, "group_idx"), 0)
-	}
-	return msgp.AppendInt(p, 3)
-}
-
-// benchFeed returns a feed that writes to nowhere.
-func benchFeed(b *testing.B) *feed {
-	c := testConfig(time.Now)
-	c.engine.Hasher.BlockSize = benchTokens
-	f := newTestFeed(b, &discard{}, c)
-	f.empty(true, causeStart)
-	return f
-}
-
-// BenchmarkFeed takes in payloads, of stores and, after 131,072 blocks, of as
-// many removals, and writes their records to nowhere.
-func BenchmarkFeed(b *testing.B) {
-	for _, bench := range []struct {
-		name           string
-		events, blocks int // of a payload of stores; blocks of an event
-	}{
-		{"1 event of 1 block", 1, 1},
-		{"8 events of 16 blocks", 8, 16},
-	} {
-		b.Run(bench.name, func(b *testing.B) {
-			blocks := bench.events * bench.blocks
-			batches := 131_072 / blocks
-			stores, removals := make([][]byte, batches), make([][]byte, batches)
-			for i := range stores {
-				stores[i] = benchStores(bench.events, bench.blocks, uint64(i*blocks))
-				removals[i] = benchRemovals(blocks, uint64(i*blocks))
-			}
-			f := benchFeed(b)
-			for _, p := range stores {
-				f.apply(p)
-			}
-			b.ReportAllocs()
-			i := 0
-			for b.Loop() {
-				f.apply(removals[i%batches])
-				f.apply(stores[i%batches])
-				i++
-			}
-			if f.counts.payloads.Load() > 0 || f.state != writing || f.mapping.Len(0) != 131_072 {
-				b.Fatalf("%s, %d blocks", f.state, f.mapping.Len(0))
-			}
-			seconds := b.Elapsed().Seconds() / float64(b.N)
-			b.ReportMetric(2/seconds, "batches/s")
-			b.ReportMetric(float64(2*blocks)/seconds, "blocks/s")
-		})
+func (f countingFeed) apply(p []byte) {
+	f.feed.apply(p)
+	if f.read.add(); f.read.n == f.n {
+		f.ended()
 	}
 }
 
-// BenchmarkEpoch begins an epoch with 131,072 blocks in chains of 16, written to
-// nowhere.
-func BenchmarkEpoch(b *testing.B) {
-	f := benchFeed(b)
-	for i := range uint64(1024) {
-		f.apply(benchStores(8, 16, i*128))
+// BenchmarkStream is everything but Kafka's client.
+func BenchmarkStream(b *testing.B) {
+	pub, payloads := benchPub(b), benchPayloads()
+	sub, err := zmtp.NewSub(zmtp.DefaultConfig(pub.Endpoint()))
+	if err != nil {
+		b.Fatal(err)
 	}
+	out, err := newOutlet(acknowledging{}, "events", "relay-bench", 64<<20)
+	if err != nil {
+		b.Fatal(err)
+	}
+	f, err := newFeed(feedConfig{
+		worker: "w", model: "m", logger: silent,
+		engine: engine.Config{Engine: engine.VLLM, Hasher: index.BlockHasher{BlockSize: benchTokens}},
+	}, out)
+	if err != nil {
+		b.Fatal(err)
+	}
+	read := newReading()
+	ctx, cancel := context.WithCancel(b.Context())
+	defer cancel()
+	go publishing(b, pub, payloads, read)
 	b.ReportAllocs()
-	for b.Loop() {
-		f.hold()
-		f.release()
-	}
-	if f.mapping.Len(0) != 131_072 {
-		b.Fatal(f.mapping.Len(0))
-	}
-	b.ReportMetric(131_072*float64(b.N)/b.Elapsed().Seconds(), "blocks/s")
-}
-
-// BenchmarkCheckpoint makes and reads a checkpoint of 131,072 blocks, without the
-// disk.
-func BenchmarkCheckpoint(b *testing.B) {
-	f := benchFeed(b)
-	for i := range uint64(1024) {
-		f.apply(benchStores(8, 16, i*128))
-	}
-	f.at(position{next: 1024})
-	p := f.appendCheckpoint(nil)
-	b.Run("append", func(b *testing.B) {
-		b.SetBytes(int64(len(p)))
-		for b.Loop() {
-			p = f.appendCheckpoint(p[:0])
-		}
-	})
-	b.Run("load", func(b *testing.B) {
-		b.SetBytes(int64(len(p)))
-		for b.Loop() {
-			c, err := parseCheckpoint(p, f.cfg.identity())
-			if err == nil {
-				err = f.mapping.Load(c.mapping)
-			}
-			if err != nil {
-				b.Fatal(err)
-			}
-		}
-	})
-}
-
-// TestFeedAllocates little: a batch that was taken in before costs a map's growth
-// now and then.
-func TestFeedAllocatesLittle(t *testing.T) {
-	f := newTestFeed(t, &discard{}, testConfig(time.Now))
-	f.empty(true, causeStart)
-	stored, removed := storedBatch(64, 1), removedBatch(64, 1)
-	round := func() {
-		f.applyBatch(stored)
-		f.applyBatch(removed)
-	}
-	round()
-	if n := testing.AllocsPerRun(200, round); n > 4 {
-		t.Errorf("%v allocations for two batches and their records", n)
-	}
-	if f.state != writing || f.record.Seq < 400 {
-		t.Errorf("%s, seq %d", f.state, f.record.Seq)
+	s := newStream(silent, countingFeed{f, read, int64(b.N), cancel}, sub, nil, position{next: -1}, &streamCounts{}, newStreamStatus())
+	s.run(ctx)
+	took := b.Elapsed().Seconds()
+	b.ReportMetric(float64(b.N)/took, "batches/s")
+	b.ReportMetric(float64(2*benchBlocks*b.N)/took, "blocks/s")
+	if s.pos.next != int64(b.N) || f.counts.blocksStored.Load() != int64(b.N*benchBlocks) {
+		b.Errorf("at %d of %d, %d blocks stored", s.pos.next, b.N, f.counts.blocksStored.Load())
 	}
 }
