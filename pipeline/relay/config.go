@@ -147,12 +147,12 @@ func (c *Config) Validate() error {
 		worker string
 		number int
 	}
-	seen := map[rank]int{}
+	seen, at := map[rank]int{}, map[string]int{}
 	for i := range c.Engines {
 		e := &c.Engines[i]
-		at := fmt.Sprintf("engine %d (%q)", i+1, e.Worker)
+		name := fmt.Sprintf("engine %d (%q)", i+1, e.Worker)
 		if err := e.Validate(); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", at, err))
+			errs = append(errs, fmt.Errorf("%s: %w", name, err))
 			continue
 		}
 		ranks += e.Ranks
@@ -163,8 +163,18 @@ func (c *Config) Validate() error {
 		for n := range e.Ranks {
 			r := rank{e.Worker, e.FirstRank + n}
 			other, twice := seen[r]
-			bad(!twice, "%s: rank %d of the worker is engine %d's already", at, r.number, other+1)
+			bad(!twice, "%s: rank %d of the worker is engine %d's already", name, r.number, other+1)
 			seen[r] = i
+			if e.Kind == TensorRTLLM && n > 0 {
+				continue
+			}
+			endpoint := e.Events
+			if e.Kind != TensorRTLLM {
+				endpoint, _ = endpointOf(e.Events, r.number) // validated
+			}
+			other, twice = at[endpoint]
+			bad(!twice, "%s: the events of rank %d are at %s, as engine %d's are", name, r.number, endpoint, other+1)
+			at[endpoint] = i
 		}
 	}
 	return errors.Join(errs...)

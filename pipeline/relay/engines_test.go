@@ -104,7 +104,7 @@ func (e *engineUnderTest) holds() (h heldBlocks) {
 }
 
 // rounds is how often each engine has something happen to it.
-const rounds = 60
+const rounds = 10
 
 // refuseRecords has the broker refuse records for as long as the flag is set, in
 // a way that clients do not try again after.

@@ -183,6 +183,9 @@ func (w *world) backward() {
 // inject puts a message on the subscriber's connection.
 func (w *world) inject(frames ...[]byte) {
 	w.do(func() {
+		if w.up == nil {
+			return
+		}
 		for _, c := range w.up.conns {
 			c.queue = append(c.queue, frames)
 		}

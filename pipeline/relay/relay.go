@@ -129,7 +129,7 @@ func (r *Relay) Run(ctx context.Context) error {
 func (r *Relay) kafka() []kgo.Opt {
 	opts := []kgo.Opt{
 		kgo.SeedBrokers(r.cfg.Brokers...),
-		kgo.WithLogger(kslog.New(r.log.With("client", "relay"))),
+		kgo.WithLogger(kafkaLog{kslog.New(r.log.With("client", "relay")), r.log}),
 		kgo.ClientID("kvindex-relay-" + r.cfg.Instance),
 		kgo.DialTimeout(5 * time.Second),
 		kgo.RequestTimeoutOverhead(10 * time.Second),
@@ -137,6 +137,21 @@ func (r *Relay) kafka() []kgo.Opt {
 		kgo.MetadataMaxAge(30 * time.Second),
 	}
 	return append(append(opts, producerOptions()...), r.cfg.KafkaOptions...)
+}
+
+// kafkaLog is the client's log: its warnings and errors, and at debug level what
+// it tells of itself.
+type kafkaLog struct {
+	kgo.Logger
+	log *slog.Logger
+}
+
+// Level implements kgo.Logger.
+func (l kafkaLog) Level() kgo.LogLevel {
+	if l.log.Enabled(context.Background(), slog.LevelDebug) {
+		return kgo.LogLevelInfo
+	}
+	return kgo.LogLevelWarn
 }
 
 // source reads one engine, or one rank of it.

@@ -82,7 +82,7 @@ func (s *stream) catchUp(ctx context.Context, tries int) bool {
 			break
 		}
 	}
-	s.mute = true
+	s.mute, s.mutedAt = true, time.Now()
 	return false
 }
 

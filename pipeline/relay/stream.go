@@ -37,6 +37,9 @@ const (
 	maxStrikes = 3
 	// maxSums bounds the checksums kept until a connection is proven, 8 bytes each.
 	maxSums = 1 << 16
+	// muteFor is how long a replay endpoint that did not answer is not asked for
+	// the sake of a message: each time would hold the others up.
+	muteFor = 30 * time.Second
 )
 
 // follower is what a stream needs of its feed.
@@ -92,11 +95,12 @@ type stream struct {
 	dirty, whole bool
 
 	connected bool
-	last      int64  // greatest number on this connection, -1 for none
-	proven    bool   // this connection is of the incarnation that pos is of
-	strikes   int    // connections in a row that were found not to be
-	confirmed bool   // a replay since the connection began showed pos right
-	mute      bool   // the replay endpoint did not answer when last asked
+	last      int64 // greatest number on this connection, -1 for none
+	proven    bool  // this connection is of the incarnation that pos is of
+	strikes   int   // connections in a row that were found not to be
+	confirmed bool  // a replay since the connection began showed pos right
+	mute      bool  // the replay endpoint did not answer when last asked
+	mutedAt   time.Time
 	fault     string // what stays wrong until a restart of the relay
 
 	// sums are checksums of the batches before pos.next, kept while a connection
@@ -226,7 +230,7 @@ func (s *stream) event(ctx context.Context, e *zmtp.Event) {
 		s.show(stateConnecting, e.Err.Error())
 	case zmtp.Failed:
 		s.counts.add(connectFailures, 1)
-		s.troubles.log.Debug("cannot connect", "err", e.Err)
+		s.say("cannot connect to the engine", "err", e.Err)
 		s.connected = false
 		s.show(stateConnecting, e.Err.Error())
 		if errors.Is(e.Err, syscall.ECONNREFUSED) || errors.Is(e.Err, fs.ErrNotExist) {
@@ -306,7 +310,7 @@ func (s *stream) prove(ctx context.Context, seq int64, payload []byte) {
 		s.troubles.log.Warn("batches missing", "from", s.pos.next, "before", seq)
 	}
 	sum := xxh3.Hash(payload)
-	ok := true
+	ok := !s.mute || time.Since(s.mutedAt) > muteFor
 	for try := 0; s.pos.next <= seq && ok && try < maxTries; try++ {
 		if try > 0 {
 			s.rest(ctx, retryPause) // a publisher may send before it keeps for replays

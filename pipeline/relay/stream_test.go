@@ -512,6 +512,16 @@ func wander(t *testing.T, choices []uint16, replay bool, keep, hwm int) []string
 			})
 		case 14:
 			w.do(func() { w.oldForm = !w.oldForm })
+		case 15:
+			w.do(func() {
+				if w.unreachable = nil; n < 8 {
+					w.unreachable = errUnreachable
+				}
+			})
+		case 16:
+			w.do(func() { w.frozen = n < 8 })
+		case 17:
+			w.inject([]byte{}, number(int64(n))[:n%8], []byte("x"))
 		}
 	}
 	var wrong []string
@@ -522,7 +532,7 @@ func wander(t *testing.T, choices []uint16, replay bool, keep, hwm int) []string
 			if c := w.sub.conn; c != nil {
 				c.skip = 0
 			}
-			w.faults, w.slowJoin, w.loseLive, w.noRouter = 0, 0, 0, false
+			w.faults, w.slowJoin, w.loseLive, w.noRouter, w.frozen, w.unreachable = 0, 0, 0, false, false, nil
 		})
 		w.start()
 		settled()
