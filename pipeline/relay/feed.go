@@ -516,7 +516,7 @@ func (f *feed) reserve(n int64) cause {
 				return f.why
 			}
 		}
-		if f.flight.room(n) {
+		if f.flight.room(n, f.waits) {
 			return causeNone
 		}
 		if !f.waits || !f.out.await(f.cfg.stop, seen, f.cfg.patience) {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -276,6 +277,34 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// TestRefusedLate: that Kafka takes heartbeats does not make it one that takes
+// the rest.
+func TestRefusedLate(t *testing.T) {
+	w := newLives(t)
+	f := w.started()
+	w.kafka.large = 100
+	f.applyBatch(storedBatch(50, 1))
+	tries := 0
+	w.kafka.seen = func(value []byte) {
+		if len(value) <= w.kafka.large {
+			tries++
+		}
+	}
+	for range 60 {
+		w.after(time.Second, f, true)
+	}
+	if tries < 4 || tries > 5 {
+		t.Errorf("%d epochs in a minute", tries)
+	}
+	w.kafka.large = 0
+	for range 31 {
+		w.after(time.Second, f, true)
+	}
+	if r := w.read(); f.failures != 0 || len(r.held[0]) != 50 || r.incomplete {
+		t.Errorf("%d failures, %d blocks", f.failures, len(r.held[0]))
+	}
+}
+
 // TestClearWhileOpening: a clear that comes after an epoch's first heartbeat ends
 // what the heartbeat said of losses.
 func TestClearWhileOpening(t *testing.T) {
@@ -409,8 +438,12 @@ func TestDumpWaits(t *testing.T) {
 	if f.state != writing || waits < 110 {
 		t.Errorf("%s after %d waits", f.state, waits)
 	}
+	f.applyBatch(storedBatch(1, 1000))
+	if f.state != writing {
+		t.Errorf("no room after a dump: %s for %s", f.state, f.why)
+	}
 	w.kafka.ack(len(w.kafka.pending))
-	if r := w.read(); len(r.held[0]) != 500 || r.incomplete {
+	if r := w.read(); len(r.held[0]) != 501 || r.incomplete {
 		t.Errorf("%d blocks, incomplete %t", len(r.held[0]), r.incomplete)
 	}
 	// A record that fails during a dump ends it at once.
@@ -463,6 +496,35 @@ func TestBudget(t *testing.T) {
 	}
 	if used := out.used.Load(); used != total || used > leastBuffer || used < leastBuffer*9/10 {
 		t.Errorf("%d bytes used, %d of the feeds", used, total)
+	}
+	// Nothing of its own may be in flight, and half of the budget must be free,
+	// before a feed begins anew.
+	one := feeds[0]
+	rest := w.kafka.pending
+	w.kafka.pending = nil
+	rest = slices.DeleteFunc(rest, func(p pendingRecord) bool {
+		if string(p.r.Key) != one.cfg.worker {
+			return false
+		}
+		p.done(p.r, nil)
+		return true
+	})
+	w.after(time.Second, one, false)
+	if s := one.status(); s.State != "due" || s.InFlight > 0 {
+		t.Errorf("%+v", s)
+	}
+	for len(rest) > 0 && out.used.Load() > leastBuffer/2 {
+		rest[0].done(rest[0].r, nil)
+		rest = rest[1:]
+	}
+	one.cfg.patience, out.await = 0, func(<-chan struct{}, int64, time.Duration) bool { return false }
+	w.after(time.Second, one, false)
+	if n := one.counts.epochs[causeNoRoom].Load(); n != 1 {
+		t.Errorf("%d epochs, want 1: there is room", n)
+	}
+	w.after(time.Second, feeds[1], false)
+	if s := feeds[1].status(); s.State != "due" || s.InFlight == 0 {
+		t.Errorf("%+v", s)
 	}
 	if _, err := newOutlet(&w.kafka, "events", "p", leastBuffer-1); err == nil {
 		t.Error("a budget too small is taken")

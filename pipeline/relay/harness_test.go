@@ -36,6 +36,7 @@ type fakeKafka struct {
 	now     func() time.Time // the broker's clock
 	direct  bool             // records are acknowledged as they come
 	refuse  error            // records are refused as they come
+	large   int              // so are values of more bytes, if not 0
 	pending []pendingRecord
 	log     []written
 	seen    func(value []byte) // is called with each record that comes
@@ -61,6 +62,8 @@ func (k *fakeKafka) TryProduce(_ context.Context, r *kgo.Record, done func(*kgo.
 	switch {
 	case k.refuse != nil:
 		k.fail(len(k.pending), 0, k.refuse)
+	case k.large > 0 && len(r.Value) > k.large:
+		k.fail(len(k.pending), 0, errRefused)
 	case k.direct:
 		k.ack(len(k.pending))
 	}

@@ -35,8 +35,8 @@ const (
 )
 
 // leastBuffer is the least of a relay's budget, in bytes: room for the largest
-// record in one feed's share.
-const leastBuffer = feedShare * 2 * recordBytes
+// record in what a dump may use of one feed's share.
+const leastBuffer = feedShare * 4 * recordBytes
 
 // producer is the part of a Kafka client that the relay writes with. TryProduce
 // never blocks; it calls done once, from any goroutine, maybe before it returns.
@@ -107,9 +107,9 @@ func (o *outlet) poll(stop <-chan struct{}, seen int64, patience time.Duration) 
 	return true
 }
 
-// reserve takes n bytes of the budget if they are there.
-func (o *outlet) reserve(n int64) bool {
-	if o.used.Add(n) > o.limit {
+// reserve takes n bytes of the budget if no more than limit are used then.
+func (o *outlet) reserve(n, limit int64) bool {
+	if o.used.Add(n) > limit {
 		o.used.Add(-n)
 		return false
 	}
@@ -210,11 +210,18 @@ func (f *flight) overdueAt(now time.Time) bool {
 	return since(now, f.heard) > f.late
 }
 
-// room takes n bytes of the feed's share and of the budget, if they are there.
-func (f *flight) room(n int64) bool {
+// room takes n bytes of the feed's share and of the budget, if they are there. A
+// dump, which can wait, leaves half of the one and a quarter of the other to what
+// cannot: else what comes right after it would find no room, and make another
+// dump due.
+func (f *flight) room(n int64, dump bool) bool {
+	share, budget := f.limit, f.out.limit
+	if dump {
+		share, budget = share/2, budget-budget/4
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.bytes+n > f.limit || !f.out.reserve(n) {
+	if f.bytes+n > share || !f.out.reserve(n, budget) {
 		return false
 	}
 	f.bytes += n
