@@ -33,6 +33,7 @@ var pollLimits = engine.Limits{MaxBytes: maxPollBody, MaxEvents: 1 << 18}
 // batchFollower is what a poller needs of a feed.
 type batchFollower interface {
 	applyBatch(*engine.Batch)
+	unreadable(error)
 	empty(whole bool, why cause)
 	at(position)
 	release()
@@ -277,7 +278,7 @@ func (r *pollRank) flush() {
 	r.raw = append(r.raw, ']')
 	r.counts.add(batches, 1)
 	if err := r.batch.DecodeJSON(r.raw, pollLimits); err != nil {
-		r.feed.empty(false, causePayload)
+		r.feed.unreadable(err)
 	} else {
 		r.batch.HasRank = false
 		r.feed.applyBatch(&r.batch)

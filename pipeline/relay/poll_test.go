@@ -89,6 +89,7 @@ func (f *pollFeed) empty(whole bool, why cause) {
 	f.next = 0
 }
 
+func (f *pollFeed) unreadable(error)     { f.empty(false, causePayload) }
 func (f *pollFeed) at(p position)        { f.pos = p }
 func (f *pollFeed) release()             {}
 func (f *pollFeed) pending() bool        { return false }
