@@ -1,12 +1,20 @@
-// This file tests the relay command's settings.
+// This file tests the relay command: its settings, and that it runs and stops.
 
 package main
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"kvindex/cmd/kvindex/fakeengine"
+	"kvindex/cmd/kvindex/fleet"
+	"kvindex/schemas"
+	"kvindex/testcontainers"
 )
 
 const goodEngines = `engines:
@@ -117,5 +125,63 @@ func TestEnginesFileIsChecked(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The command forwards until it is told to stop.
+func TestRelayRuns(t *testing.T) {
+	broker := newTopics(t)
+	cfg := fakeengine.DefaultConfig()
+	cfg.Listen, cfg.ReplayListen, cfg.Ranks = "127.0.0.1:0", "127.0.0.1:0", 1
+	engine, err := fakeengine.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Close()
+	requests := fleet.NewSynthetic(20, 1)
+	for q, err := requests.Next(); err == nil; q, err = requests.Next() {
+		if _, err := engine.Serve(q); err != nil {
+			t.Fatal(err)
+		}
+	}
+	at := engine.State().Ranks[0]
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	ended := make(chan executed, 1)
+	go func() {
+		ended <- executeOf(ctx, commands(), strings.NewReader(""), "relay", "--brokers", strings.Join(broker.Brokers(), ","),
+			"--worker", "w", "--model", "m", "--block-size", "64", "--events", at.Events, "--replay", at.Replay,
+			"--http-listen", "127.0.0.1:0", "--state-dir", t.TempDir())
+	}()
+	stored := 0
+	testcontainers.Eventually(t, 30*time.Second, func() error {
+		stored = 0
+		var b schemas.Batch
+		for _, part := range testcontainers.ReadCommitted(t, broker, defaultTopic) {
+			for _, rec := range part {
+				if err := b.Decode(rec.Value); err != nil {
+					t.Fatal(err)
+				}
+				if string(b.Worker) != "w" || string(rec.Key) != "w" {
+					t.Fatalf("a record of %q, key %q", b.Worker, rec.Key)
+				}
+				for _, e := range b.Events {
+					stored += len(e.Stored.Locals)
+				}
+			}
+		}
+		if stored < engine.Held().Ranks[0].Tiers.Device.Blocks {
+			return errors.New("not all blocks are told of")
+		}
+		return nil
+	})
+	stop()
+	select {
+	case got := <-ended:
+		if got.code != 0 {
+			t.Errorf("exit code %d: %s", got.code, got.err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("the relay does not end")
 	}
 }
