@@ -246,11 +246,18 @@ func runConcurrent(t *testing.T, s index.Structure, oracle *Oracle, actors []act
 					query = twin
 				}
 				query = query[:1+rng.IntN(trunkLen)]
+				asked := query
+				if s, ok := s.(index.SeqReader); ok && rng.IntN(2) == 0 {
+					asked = s.Locals(nil, index.Chain(nil, query))
+					if !slices.Equal(asked, query[:len(asked)]) {
+						fail("by their sequence hashes, %v are %v", query, asked)
+					}
+				}
 				best := rng.IntN(3) == 0
 				if best {
-					s.FindBest(query, each, index.FindOptions{}, &m)
+					s.FindBest(asked, each, index.FindOptions{}, &m)
 				} else {
-					s.Find(query, index.FindOptions{}, &m)
+					s.Find(asked, index.FindOptions{}, &m)
 				}
 				got, bad := byDepth(&m)
 				if bad {

@@ -127,6 +127,30 @@ func (h *history) check(t *rapid.T) {
 		}
 	}
 	h.find(t, randomPrompt(t))
+	h.locals(t, randomPrompt(t))
+}
+
+// locals looks at what the structure knows by sequence hashes alone, if it does.
+func (h *history) locals(t *rapid.T, query []index.LocalHash) {
+	s, ok := h.s.(index.SeqReader)
+	if !ok {
+		return
+	}
+	seqs := index.Chain(nil, query)
+	got := s.Locals([]index.LocalHash{99}, seqs)
+	deepest := 0
+	for _, depth := range h.oracle.Depths(query) {
+		deepest = max(deepest, depth)
+	}
+	if n := len(got) - 1; n < deepest || n > len(query) || got[0] != 99 || !slices.Equal(got[1:], query[:n]) {
+		t.Fatalf("locals by sequence hashes: got %v of %v, of which %d are held", got, query, deepest)
+	}
+	// A list that is no chain ends where it is none.
+	at := rapid.IntRange(0, len(seqs)-1).Draw(t, "wrong")
+	seqs[at] = rapid.SampledFrom(append(h.seen, 0, 12345)).Draw(t, "seq")
+	if got := s.Locals(nil, seqs); len(got) > at && !slices.Equal(seqs[:len(got)], index.Chain(nil, got)) {
+		t.Fatalf("locals by sequence hashes that are no chain: got %v", got)
+	}
 }
 
 // find compares the answers to a query, with and without options.
