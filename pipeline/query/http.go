@@ -29,8 +29,9 @@ type httpAnswer func(w http.ResponseWriter, r *http.Request, s *httpScratch) err
 
 // httpScratch is the memory of one request, kept for the next.
 type httpScratch struct {
-	in  bytes.Buffer
-	out []byte
+	in   bytes.Buffer
+	out  []byte
+	more []byte // a part of out that is written beside it
 }
 
 var httpScratches = sync.Pool{New: func() any { return new(httpScratch) }}
@@ -44,6 +45,8 @@ func (s *Server) newHTTP() *http.Server {
 	mux.Handle(pathMatch, s.endpoint(matchMethod, http.MethodPost, s.matchHTTP))
 	mux.Handle(pathWorkers, s.endpoint(workersMethod, http.MethodGet, s.workersHTTP))
 	mux.Handle(pathStatus, s.endpoint(statusMethod, http.MethodGet, s.statusHTTP))
+	s.mountMooncake(mux)
+	s.mountDynamo(mux)
 	mux.HandleFunc("GET "+pathAlive, func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, []byte(`{"alive":true}`))
 	})
@@ -80,7 +83,7 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 		}
 		return answer(w, r, scratch)
 	}
-	if s.cfg.Tracer != nil && m == matchMethod {
+	if s.cfg.Tracer != nil && m.matches() {
 		call = traceHTTP(s.cfg.Tracer, call)
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -95,7 +98,7 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 		} else {
 			writeJSON(w, http.StatusOK, scratch.out)
 		}
-		if scratch.in.Cap() <= keptBytes && cap(scratch.out) <= keptBytes {
+		if scratch.in.Cap() <= keptBytes && cap(scratch.out)+cap(scratch.more) <= keptBytes {
 			httpScratches.Put(scratch)
 		}
 	})

@@ -46,6 +46,8 @@ func httpStatus(err error) int {
 		return http.StatusConflict
 	case codes.ResourceExhausted:
 		return http.StatusRequestEntityTooLarge
+	case codes.Unimplemented:
+		return http.StatusNotImplemented
 	case codes.Unavailable:
 		return http.StatusServiceUnavailable
 	case codes.DeadlineExceeded:
@@ -56,8 +58,13 @@ func httpStatus(err error) int {
 	return http.StatusInternalServerError
 }
 
-// writeError answers {"error":{"code":...,"message":...}}.
+// writeError answers {"error":{"code":...,"message":...}}, or as a dropinError is
+// written.
 func writeError(w http.ResponseWriter, err error) {
+	flat, isFlat := errors.AsType[*dropinError](err)
+	if isFlat {
+		err = flat.err
+	}
 	st := status.Convert(err)
 	code, message := codeName(st.Code()), st.Message()
 	if e, ok := errors.AsType[*httpError](err); ok {
@@ -69,6 +76,12 @@ func writeError(w http.ResponseWriter, err error) {
 		w.Header().Set("Retry-After", "1")
 	case http.StatusUnauthorized:
 		w.Header().Set("WWW-Authenticate", `Bearer realm="kvindex"`)
+	}
+	if isFlat {
+		body := appendString([]byte(`{"error":`), message)
+		body = append(append(body, `,"code":"`...), code...)
+		writeJSON(w, httpStatus(err), append(body, `"}`...))
+		return
 	}
 	body := append([]byte(`{"error":{"code":"`), code...)
 	body = append(body, `","message":`...)

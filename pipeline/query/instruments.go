@@ -26,13 +26,19 @@ const (
 	matchMethod method = iota
 	workersMethod
 	statusMethod
+	mooncakeMethod // a query of Mooncake's API
+	dynamoMethod   // of Dynamo's
+	dropinMethod   // what else those have
 	methods
 )
 
 var (
 	transportNames = [transports]string{"grpc", "http"}
-	methodNames    = [methods]string{"match", "workers", "status"}
+	methodNames    = [methods]string{"match", "workers", "status", "mooncake", "dynamo", "dropin"}
 )
+
+// matches reports whether requests of the method ask Match.
+func (m method) matches() bool { return m == matchMethod || m == mooncakeMethod || m == dynamoMethod }
 
 const codesCount = int(codes.Unauthenticated) + 1
 
@@ -45,10 +51,12 @@ type instruments struct {
 	panics   metric.Int64Counter
 	reloads  metric.Int64Counter // that failed
 	refused  refused
+	ignored  metric.Int64Counter
 
 	counted [transports][methods][codesCount][]metric.AddOption
 	flying  [transports][]metric.AddOption
 	timed   [transports][methods][]metric.RecordOption
+	api     [methods][]metric.AddOption
 }
 
 func newInstruments(meter metric.Meter, g *gate) (*instruments, error) {
@@ -84,6 +92,12 @@ func newInstruments(meter metric.Meter, g *gate) (*instruments, error) {
 				return nil
 			}))
 	}
+	in.ignored, errs[9] = meter.Int64Counter("kvindex_query_ignored_fields",
+		metric.WithDescription("Fields of requests to the drop-in APIs that are unknown and were ignored."))
+	for _, m := range []method{mooncakeMethod, dynamoMethod} {
+		in.api[m] = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(attribute.String("api", methodNames[m])))}
+		in.ignoredFields(m, 0)
+	}
 
 	for t := range transports {
 		tr := attribute.String("transport", transportNames[t])
@@ -100,6 +114,11 @@ func newInstruments(meter metric.Meter, g *gate) (*instruments, error) {
 	in.panics.Add(context.Background(), 0) // a counter to alert on is there from the start
 	in.reloads.Add(context.Background(), 0)
 	return &in, errors.Join(errs[:]...)
+}
+
+// ignoredFields counts fields of a request that were passed over unknown.
+func (in *instruments) ignoredFields(m method, n int) {
+	in.ignored.Add(context.Background(), int64(n), in.api[m]...)
 }
 
 // begin counts a request in.

@@ -44,7 +44,8 @@ type multimodal struct {
 	Tokens     uint32   `json:"tokens"`
 }
 
-// readBody reads the request's body into buf.
+// readBody fills buf with a request's body, which must be JSON by its type and
+// within the limit.
 func (s *Server) readBody(w http.ResponseWriter, r *http.Request, buf *bytes.Buffer) error {
 	if t := r.Header.Get("Content-Type"); t != "" && t != "application/json" {
 		if media, _, err := mime.ParseMediaType(t); err != nil || media != "application/json" {
@@ -164,9 +165,9 @@ func (in *matchJSON) lift(body []byte) ([]byte, error) {
 		var err error
 		switch {
 		case isList && string(key) == "tokens":
-			in.Tokens, at, err = parseUints(in.Tokens, "tokens", value, math.MaxUint32)
+			in.Tokens, at, err = parseUints(in.Tokens, "tokens", value, math.MaxUint32, false)
 		case isList && string(key) == "local_hashes":
-			in.LocalHashes, at, err = parseUints(in.LocalHashes, "local_hashes", value, math.MaxUint64)
+			in.LocalHashes, at, err = parseUints(in.LocalHashes, "local_hashes", value, math.MaxUint64, false)
 		default:
 			isList = false
 			at = skipValue(value)
@@ -222,14 +223,14 @@ type (
 
 func (t *tokensJSON) UnmarshalJSON(data []byte) (err error) {
 	if string(data) != "null" {
-		*t, _, err = parseUints(*t, "tokens", data, math.MaxUint32)
+		*t, _, err = parseUints(*t, "tokens", data, math.MaxUint32, false)
 	}
 	return err
 }
 
 func (h *hashesJSON) UnmarshalJSON(data []byte) (err error) {
 	if string(data) != "null" {
-		*h, _, err = parseUints(*h, "local_hashes", data, math.MaxUint64)
+		*h, _, err = parseUints(*h, "local_hashes", data, math.MaxUint64, false)
 	}
 	return err
 }
@@ -247,8 +248,9 @@ func (h *hashJSON) UnmarshalJSON(data []byte) error {
 }
 
 // parseUints reads the array at the front of data and returns what follows it.
-// No element may be above most. have is what was read of the field before.
-func parseUints[T uint32 | uint64](have []T, field string, data []byte, most uint64) (list []T, rest []byte, err error) {
+// No element may be above most; if signed, it may also be a negative number of 64
+// bits, which is read as the same bits. have is what was read of the field before.
+func parseUints[T uint32 | uint64](have []T, field string, data []byte, most uint64, signed bool) (list []T, rest []byte, err error) {
 	if have != nil {
 		return nil, nil, fmt.Errorf("%s is there twice", field)
 	}
@@ -262,9 +264,16 @@ func parseUints[T uint32 | uint64](have []T, field string, data []byte, most uin
 	}
 	for {
 		v, rest, ok := parseUint(data, most)
+		if !ok && signed {
+			v, rest, ok = parseNegative(data)
+		}
 		rest = skipSpace(rest)
 		if !ok || len(rest) == 0 || (rest[0] != ',' && rest[0] != ']') {
-			return nil, nil, fmt.Errorf("%s[%d]: %s is not a whole number from 0 to %d", field, len(list), clip(data), most)
+			least := 0
+			if signed {
+				least = math.MinInt64
+			}
+			return nil, nil, fmt.Errorf("%s[%d]: %s is not a whole number from %d to %d", field, len(list), clip(data), least, most)
 		}
 		list = append(list, T(v))
 		if rest[0] == ']' {
@@ -300,6 +309,26 @@ func parseUint(data []byte, most uint64) (v uint64, rest []byte, ok bool) {
 		return 0, nil, false
 	}
 	return v, data[i+1:], true
+}
+
+// parseNegative reads the negative number at the front of data, bare or within
+// quotes, as the bits of an int64.
+func parseNegative(data []byte) (v uint64, rest []byte, ok bool) {
+	quoted := len(data) > 0 && data[0] == '"'
+	if quoted {
+		data = data[1:]
+	}
+	if len(data) < 2 || data[0] != '-' || data[1] == '"' {
+		return 0, nil, false
+	}
+	v, rest, ok = parseUint(data[1:], 1<<63)
+	if ok && quoted {
+		if len(rest) == 0 || rest[0] != '"' {
+			return 0, nil, false
+		}
+		rest = rest[1:]
+	}
+	return -v, rest, ok
 }
 
 func skipSpace(b []byte) []byte {

@@ -52,7 +52,7 @@ func traceHTTP(tracer trace.Tracer, next httpAnswer) httpAnswer {
 			trace.WithSpanKind(trace.SpanKindServer),
 			trace.WithAttributes(
 				attribute.String("http.request.method", r.Method),
-				attribute.String("http.route", pathMatch)))
+				attribute.String("http.route", r.URL.Path)))
 		defer span.End()
 		err := next(w, r.WithContext(ctx), s)
 		span.SetAttributes(attribute.Int("http.response.status_code", httpStatus(err)))

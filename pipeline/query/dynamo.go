@@ -1,0 +1,240 @@
+// This file serves the HTTP API of Dynamo's standalone KV indexer. An instance is
+// its word for a worker.
+
+package query
+
+import (
+	"math"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+
+	pb "kvindex/pipeline/query/kvindexpb"
+)
+
+const dynamoBase = "/dynamo"
+
+func (s *Server) mountDynamo(mux *http.ServeMux) {
+	const replicas = "replicas are fed by Kafka, each by itself: there are no peers to register"
+	s.mount(mux, dynamoBase, []dropinRoute{
+		{dynamoMethod, http.MethodPost, "/query", s.dynamoQuery},
+		{dynamoMethod, http.MethodPost, "/query_by_hash", s.dynamoByHash},
+		{dropinMethod, http.MethodGet, "/workers", s.dynamoWorkers},
+		{dropinMethod, http.MethodGet, "/dump", notHere("the state is not dumped over HTTP: Kafka has it, in the topics of the events and of the snapshots")},
+		{dropinMethod, http.MethodPost, "/register", s.dynamoRegister},
+		{dropinMethod, http.MethodPost, "/unregister", s.dynamoUnregister},
+		{dropinMethod, http.MethodPost, "/register_peer", notHere(replicas)},
+		{dropinMethod, http.MethodPost, "/deregister_peer", notHere(replicas)},
+		{dropinMethod, http.MethodGet, "/peers", always(`[]`)},
+		{dropinMethod, http.MethodPost, "/reopen_logs", always(`{"status":"ok"}`)}, // there are none
+		{dropinMethod, http.MethodGet, "/health", always(`{"alive":true}`)},
+	})
+}
+
+var (
+	dynamoQueryFields = dropinFields{
+		"token_ids":     tokensField,
+		"model_name":    textField(intoModel),
+		"lora_name":     textField(intoLoRA),
+		"cache_salt":    textField(intoSalt),
+		"routing_group": textField(intoGroup),
+		"tenant_id":     textField(intoTenant),
+		"block_size":    sizeField(intoSize), // not among theirs: tells models of one name apart
+	}
+	dynamoHashFields = dropinFields{
+		"block_hashes":  hashesField,
+		"model_name":    textField(intoModel),
+		"cache_salt":    refuseField("it must be in the block_hashes already"),
+		"lora_name":     refuseField("it must be in the block_hashes already"),
+		"routing_group": textField(intoGroup),
+		"tenant_id":     textField(intoTenant),
+		"block_size":    sizeField(intoSize),
+	}
+	dynamoRegisterFields = dropinFields{
+		"instance_id":     nameField(intoInstance),
+		"model_name":      textField(intoModel),
+		"endpoint":        textField(intoEndpoint),
+		"routing_group":   textField(intoGroup),
+		"tenant_id":       textField(intoTenant),
+		"additional_salt": passedOver,
+		"additionalsalt":  passedOver,
+	}
+)
+
+func (s *Server) dynamoQuery(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
+	in, err := s.readDropin(w, r, scratch, dynamoMethod, dynamoQueryFields)
+	if err != nil {
+		return err
+	}
+	if len(in.tokens) == 0 {
+		return invalid("token_ids is empty")
+	}
+	return s.dynamoAnswer(r, scratch, in)
+}
+
+// dynamoByHash answers for local hashes, as int64s or as uint64s.
+func (s *Server) dynamoByHash(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
+	in, err := s.readDropin(w, r, scratch, dynamoMethod, dynamoHashFields)
+	if err != nil {
+		return err
+	}
+	if len(in.hashes) == 0 {
+		return invalid("block_hashes is empty")
+	}
+	return s.dynamoAnswer(r, scratch, in)
+}
+
+// dynamoAnswer leaves {scores: {instance: {rank: tokens}}, frequencies, instances:
+// {instance: {longest_matched, gpu, dp: {rank: tokens}, cpu, disk}}}.
+func (s *Server) dynamoAnswer(r *http.Request, scratch *httpScratch, in *dropinRequest) error {
+	if in.group != "" && in.group != defaultGroup {
+		return &httpError{http.StatusNotFound, "NOT_FOUND", "no indexer for model=" + in.model + " routing_group=" + in.group + ": every worker is in the group " + defaultGroup}
+	}
+	resp, err := s.match(r, in)
+	if err != nil {
+		return err
+	}
+	scores := append(scratch.out[:0], `{"scores":{`...)
+	instances := append(scratch.more[:0], `},"frequencies":[],"instances":{`...)
+	first := true
+	byWorker(resp.Matches, func(worker string, ranks []*pb.WorkerMatch) {
+		if !first {
+			scores, instances = append(scores, ','), append(instances, ',')
+		}
+		first = false
+		scores = appendRanks(append(appendString(scores, worker), ':'), ranks)
+		t := best(ranks)
+		instances = appendString(instances, worker)
+		instances = strconv.AppendUint(append(instances, `:{"longest_matched":`...), uint64(t.disk), 10)
+		instances = strconv.AppendUint(append(instances, `,"gpu":`...), uint64(t.gpu), 10)
+		instances = appendRanks(append(instances, `,"dp":`...), ranks)
+		instances = strconv.AppendUint(append(instances, `,"cpu":`...), uint64(t.cpu), 10)
+		instances = strconv.AppendUint(append(instances, `,"disk":`...), uint64(t.disk), 10)
+		instances = append(instances, '}')
+	})
+	scratch.more = instances
+	scratch.out = append(append(scores, instances...), "}}"...)
+	return nil
+}
+
+// defaultGroup is the routing group, and the tenant, that everything is in.
+const defaultGroup = "default"
+
+// dynamoWorkers lists the workers known. A row is a worker's ranks of one model.
+func (s *Server) dynamoWorkers(_ http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
+	q := r.URL.Query()
+	for name := range q {
+		if name != "model_name" && name != "routing_group" && name != "tenant_id" {
+			return invalid("unknown parameter %q: want model_name or routing_group", name)
+		}
+	}
+	var workers []WorkerStatus
+	if group := q.Get("routing_group"); group == "" || group == defaultGroup {
+		workers = s.src.Workers(q.Get("model_name"))
+	}
+	workers = slices.DeleteFunc(slices.Clone(workers), func(w WorkerStatus) bool { return w.Retired })
+	slices.SortFunc(workers, func(a, b WorkerStatus) int {
+		if c := strings.Compare(a.Worker, b.Worker); c != 0 {
+			return c
+		}
+		if c := strings.Compare(a.Model, b.Model); c != 0 {
+			return c
+		}
+		if a.BlockSize != b.BlockSize {
+			return a.BlockSize - b.BlockSize
+		}
+		return int(a.Rank) - int(b.Rank)
+	})
+	topic := s.src.Status().Events.Name
+	dst := append(scratch.out[:0], '[')
+	for from := 0; from < len(workers); {
+		w, to := workers[from], from+1
+		for to < len(workers) && workers[to].Worker == w.Worker && workers[to].Model == w.Model && workers[to].BlockSize == w.BlockSize {
+			to++
+		}
+		if from > 0 {
+			dst = append(dst, ',')
+		}
+		dst = appendDynamoWorker(dst, topic, workers[from:to])
+		from = to
+	}
+	scratch.out = append(dst, ']')
+	return nil
+}
+
+// appendDynamoWorker appends a row. A listener is what a rank's events come by.
+func appendDynamoWorker(dst []byte, topic string, ranks []WorkerStatus) []byte {
+	w := ranks[0]
+	status := "paused"
+	if slices.ContainsFunc(ranks, func(r WorkerStatus) bool { return !r.Silent }) {
+		status = "active"
+	}
+	dst = appendInstance(append(dst, `{"instance_id":`...), w.Worker)
+	dst = append(append(append(dst, `,"source":"kafka","status":"`...), status...), `","model_name":`...)
+	dst = appendString(dst, w.Model)
+	dst = append(append(append(dst, `,"routing_group":"`...), defaultGroup...), `","block_size":`...)
+	dst = strconv.AppendInt(dst, int64(w.BlockSize), 10)
+	dst = append(dst, `,"endpoints":{`...)
+	for i, r := range ranks {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = appendString(append(appendRank(dst, r.Rank), ':'), place(topic, r.Partition))
+	}
+	dst = append(dst, `},"listeners":{`...)
+	for i, r := range ranks {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = appendString(append(appendRank(dst, r.Rank), `:{"endpoint":`...), place(topic, r.Partition))
+		status := "active"
+		if r.Silent {
+			status = "paused"
+		}
+		dst = append(append(append(dst, `,"status":"`...), status...), '"')
+		if r.Incomplete {
+			dst = append(dst, `,"last_error":"events were lost: depths may be below the truth"`...)
+		}
+		dst = append(dst, '}')
+	}
+	return append(dst, "}}"...)
+}
+
+func appendRank(dst []byte, rank int32) []byte {
+	return append(strconv.AppendInt(append(dst, '"'), int64(rank), 10), '"')
+}
+
+// place is where a worker-rank's events come from.
+func place(topic string, partition int32) string {
+	return "kafka:" + topic + "/" + strconv.Itoa(int(partition))
+}
+
+// appendInstance appends a worker's name: as the number that it writes, for instances
+// have numbers there, or as a string.
+func appendInstance(dst []byte, worker string) []byte {
+	if _, rest, ok := parseUint([]byte(worker), math.MaxUint64); ok && len(rest) == 0 && worker[0] != '"' {
+		return append(dst, worker...)
+	}
+	return appendString(dst, worker)
+}
+
+func (s *Server) dynamoRegister(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
+	in, err := s.readDropin(w, r, scratch, dynamoMethod, dynamoRegisterFields)
+	if err != nil {
+		return err
+	}
+	scratch.out = append(scratch.out[:0], `{"status":"ok"}`...)
+	return s.registered(in)
+}
+
+func (s *Server) dynamoUnregister(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
+	in, err := s.readDropin(w, r, scratch, dynamoMethod, dynamoRegisterFields)
+	if err != nil {
+		return err
+	}
+	if err := s.unregistered(in); err != nil {
+		return err
+	}
+	return &httpError{http.StatusNotFound, "NOT_FOUND", "instance " + in.instance + " not found"}
+}
