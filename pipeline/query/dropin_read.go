@@ -25,7 +25,6 @@ type dropinRequest struct {
 	tenant    string
 	group     string
 	instance  string
-	endpoint  string
 }
 
 // dropinFields are the fields of a kind of request, by name. Each function reads the

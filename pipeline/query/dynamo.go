@@ -54,7 +54,7 @@ var (
 	dynamoRegisterFields = dropinFields{
 		"instance_id":     nameField(intoInstance),
 		"model_name":      textField(intoModel),
-		"endpoint":        textField(intoEndpoint),
+		"endpoint":        passedOver,
 		"routing_group":   textField(intoGroup),
 		"tenant_id":       textField(intoTenant),
 		"additional_salt": passedOver,
@@ -224,7 +224,7 @@ func (s *Server) dynamoRegister(w http.ResponseWriter, r *http.Request, scratch 
 	if err != nil {
 		return err
 	}
-	scratch.out = append(scratch.out[:0], `{"status":"ok"}`...)
+	scratch.code, scratch.out = http.StatusCreated, append(scratch.out[:0], `{"status":"ok"}`...)
 	return s.registered(in)
 }
 

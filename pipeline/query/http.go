@@ -4,6 +4,7 @@ package query
 
 import (
 	"bytes"
+	"cmp"
 	"log"
 	"net/http"
 	"strconv"
@@ -32,6 +33,7 @@ type httpScratch struct {
 	in   bytes.Buffer
 	out  []byte
 	more []byte // a part of out that is written beside it
+	code int    // status of an answer other than 200, else 0
 }
 
 var httpScratches = sync.Pool{New: func() any { return new(httpScratch) }}
@@ -90,13 +92,14 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 		start := time.Now()
 		s.in.begin(overHTTP)
 		scratch := httpScratches.Get().(*httpScratch)
+		scratch.code = 0
 		err := call(w, r, scratch)
 		s.in.end(overHTTP, m, status.Code(err), start)
 		if err != nil {
 			s.refusedBusy(overHTTP, err)
 			writeError(w, err)
 		} else {
-			writeJSON(w, http.StatusOK, scratch.out)
+			writeJSON(w, cmp.Or(scratch.code, http.StatusOK), scratch.out)
 		}
 		if scratch.in.Cap() <= keptBytes && cap(scratch.out)+cap(scratch.more) <= keptBytes {
 			httpScratches.Put(scratch)

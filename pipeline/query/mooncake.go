@@ -31,7 +31,6 @@ var (
 	intoTenant   = func(in *dropinRequest) *string { return &in.tenant }
 	intoGroup    = func(in *dropinRequest) *string { return &in.group }
 	intoInstance = func(in *dropinRequest) *string { return &in.instance }
-	intoEndpoint = func(in *dropinRequest) *string { return &in.endpoint }
 	intoSize     = func(in *dropinRequest) *uint32 { return &in.blockSize }
 )
 
@@ -62,7 +61,7 @@ var (
 	mooncakeRegisterFields = dropinFields{
 		"modelname":      textField(intoModel),
 		"instance_id":    nameField(intoInstance),
-		"endpoint":       textField(intoEndpoint),
+		"endpoint":       passedOver,
 		"tenant_id":      textField(intoTenant),
 		"lora_name":      passedOver,
 		"additionalsalt": passedOver,

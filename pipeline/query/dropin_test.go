@@ -1,0 +1,605 @@
+package query
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+
+	"kvindex/index"
+	"kvindex/index/indextest"
+)
+
+// dropinFleet is a stage with one model over a RunIndex, and the oracle that lived
+// through the same events.
+type dropinFleet struct {
+	*fakeSource
+	listed  []WorkerStatus
+	model   Model
+	oracle  *indextest.Fleet
+	workers map[indextest.WorkerRank]*index.Worker
+}
+
+func newDropinFleet(model string, blockSize int, h index.Hasher) *dropinFleet {
+	f := newFake()
+	m := Model{Name: model, BlockSize: blockSize, Hasher: h, Index: index.New(index.NewRunIndex())}
+	f.models = []Model{m}
+	return &dropinFleet{fakeSource: f, model: m, oracle: indextest.NewFleet(), workers: map[indextest.WorkerRank]*index.Worker{}}
+}
+
+func (f *dropinFleet) Workers(model string) []WorkerStatus {
+	return slices.DeleteFunc(slices.Clone(f.listed), func(w WorkerStatus) bool { return model != "" && w.Model != model })
+}
+
+func (f *dropinFleet) Status() Status { return Status{Events: TopicStatus{Name: "kv-events"}} }
+
+func (f *dropinFleet) worker(w indextest.WorkerRank) *index.Worker {
+	if f.workers[w] == nil {
+		f.workers[w] = f.model.Index.AddWorker(w.Worker, w.Rank, nil)
+	}
+	return f.workers[w]
+}
+
+func (f *dropinFleet) store(t testing.TB, worker string, rank int32, locals ...index.LocalHash) {
+	t.Helper()
+	w := indextest.WorkerRank{Worker: worker, Rank: rank}
+	s := index.Stored{Position: index.NoPosition, Locals: locals}
+	if _, err := f.worker(w).Store(index.Device, s); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.oracle.Store(w, index.Device, s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (f *dropinFleet) remove(worker string, rank int32, seqs ...index.SeqHash) {
+	w := indextest.WorkerRank{Worker: worker, Rank: rank}
+	f.worker(w).Remove(index.Device, seqs)
+	f.oracle.Remove(w, index.Device, seqs)
+}
+
+func (f *dropinFleet) locals(tokens []uint32, x index.Extra) []index.LocalHash {
+	return f.model.hasher().Append(nil, tokens, x)
+}
+
+// truth is the oracle's answer for a prompt, in tokens.
+func (f *dropinFleet) truth(locals []index.LocalHash) map[indextest.WorkerRank]int {
+	out := f.oracle.Find(locals)
+	for w := range out {
+		out[w] *= f.model.BlockSize
+	}
+	return out
+}
+
+// mooncakeTruth writes it as Mooncake's API does.
+func (f *dropinFleet) mooncakeTruth(tenant string, locals []index.LocalHash) string {
+	instances := map[string]any{}
+	for name, ranks := range f.byName(locals) {
+		longest := 0
+		for _, tokens := range ranks {
+			longest = max(longest, tokens)
+		}
+		instances[name] = map[string]any{"longest_matched": longest, "GPU": longest, "CPU": longest, "DISK": longest, "DP": ranks}
+	}
+	return compact(map[string]any{tenant: instances})
+}
+
+// dynamoTruth writes it as Dynamo's API does.
+func (f *dropinFleet) dynamoTruth(locals []index.LocalHash) string {
+	scores, instances := map[string]any{}, map[string]any{}
+	for name, ranks := range f.byName(locals) {
+		longest := 0
+		for _, tokens := range ranks {
+			longest = max(longest, tokens)
+		}
+		scores[name] = ranks
+		instances[name] = map[string]any{"longest_matched": longest, "gpu": longest, "cpu": longest, "disk": longest, "dp": ranks}
+	}
+	return compact(map[string]any{"scores": scores, "frequencies": []int{}, "instances": instances})
+}
+
+func (f *dropinFleet) byName(locals []index.LocalHash) map[string]map[string]int {
+	out := map[string]map[string]int{}
+	for w, tokens := range f.truth(locals) {
+		if out[w.Worker] == nil {
+			out[w.Worker] = map[string]int{}
+		}
+		out[w.Worker][strconv.Itoa(int(w.Rank))] = tokens
+	}
+	return out
+}
+
+// compact writes a value as JSON with sorted keys.
+func compact(v any) string {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return string(b)
+}
+
+// postTo posts a body and returns the answer with sorted keys.
+func postTo(t testing.TB, s *Server, path, body string) (int, string) {
+	t.Helper()
+	code, answer := do(t, s, http.MethodPost, path, "application/json", strings.NewReader(body))
+	var v any
+	if err := json.Unmarshal([]byte(answer), &v); err != nil {
+		t.Fatalf("%s answers what is no JSON: %v: %s", path, err, answer)
+	}
+	return code, compact(v)
+}
+
+func wantAnswer(t *testing.T, s *Server, path, body, want string) {
+	t.Helper()
+	if code, answer := postTo(t, s, path, body); code != http.StatusOK || answer != want {
+		t.Errorf("%s %s\n  %d %s\nwant %s", path, body, code, answer, want)
+	}
+}
+
+// flatErrorOf reads {"error": text, "code": name}.
+func flatErrorOf(t testing.TB, body string) (code, message string) {
+	t.Helper()
+	var e struct{ Error, Code string }
+	d := json.NewDecoder(strings.NewReader(body))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&e); err != nil || e.Error == "" || e.Code == "" {
+		t.Fatalf("not an error: %v: %s", err, body)
+	}
+	return e.Code, e.Error
+}
+
+// The requests of Mooncake's documentation, as they are there: "Mooncake Conductor
+// Indexer API" (docs/source/design/conductor/indexer-api-design.md of
+// kvcache-ai/Mooncake at 02785988328c), and, with the block size of its example,
+// the one of its first version (at 384393e699ec).
+func TestMooncakeRecordedRequests(t *testing.T) {
+	const (
+		query = `{
+  "model": "deepseek",
+  "lora_name": "sql-adapter",
+  "token_ids": [101, 15, 100, 55, 89],
+  "tenant_id": "default",
+  "instance_id": "vllm-prefill-node1",
+  "block_size": 64,
+  "cache_salt": "w8a8"
+}`
+		byHash = `{
+  "model": "deepseek",
+  "lora_name": "sql-adapter",
+  "seq_hashes": [1234567890, 9876543210],
+  "tenant_id": "default",
+  "instance_id": "vllm-prefill-node1",
+  "block_size": 64,
+  "cache_salt": "w8a8"
+}`
+		first = `{
+            "model": "deepseek-v3",
+            "lora_name": "sql_adapter",
+            "token_ids": [101, 15, 100, 55, 89, 63]
+        }`
+	)
+	t.Run("64 tokens a block", func(t *testing.T) {
+		f := newDropinFleet("deepseek", 64, index.Flash)
+		f.store(t, "vllm-prefill-node1", 0, 1234567890, 7)
+		f.store(t, "vllm-prefill-node1", 1, 1234567890)
+		f.store(t, "vllm-prefill-node2", 0, 1234567890)
+		s := serve(t, f, Config{})
+		// Its prompt is shorter than a block.
+		wantAnswer(t, s, "/mooncake/query", query, `{"default":{"vllm-prefill-node1":{"CPU":0,"DISK":0,"DP":{},"GPU":0,"longest_matched":0}}}`)
+		wantAnswer(t, s, "/mooncake/query_by_hash", byHash,
+			`{"default":{"vllm-prefill-node1":{"CPU":64,"DISK":64,"DP":{"0":64,"1":64},"GPU":64,"longest_matched":64}}}`)
+		// All instances, of another tenant, under the list's earlier name.
+		all := strings.NewReplacer(`"instance_id": "vllm-prefill-node1",`, "", `"default"`, `"acme"`, "seq_hashes", "block_hash").Replace(byHash)
+		wantAnswer(t, s, "/mooncake/query_by_hash", all, f.mooncakeTruth("acme", []index.LocalHash{1234567890, 1}))
+	})
+	t.Run("2 tokens a block", func(t *testing.T) {
+		f := newDropinFleet("deepseek-v3", 2, index.Flash)
+		blocks := f.locals([]uint32{101, 15, 100, 55, 89, 63}, index.Extra{LoRA: "sql_adapter"})
+		f.store(t, "vllm-1", 0, blocks[:2]...)
+		f.store(t, "vllm-1", 1, blocks[:1]...)
+		f.store(t, "vllm-2", 0, f.locals([]uint32{101, 15}, index.Extra{})...)
+		s := serve(t, f, Config{})
+		wantAnswer(t, s, "/mooncake/query", first,
+			`{"default":{"vllm-1":{"CPU":4,"DISK":4,"DP":{"0":4,"1":2},"GPU":4,"longest_matched":4}}}`)
+		wantAnswer(t, s, "/mooncake/query", first, f.mooncakeTruth("default", blocks))
+	})
+}
+
+// The requests of Dynamo's documentation, as they are there: "Standalone KV Indexer"
+// (docs/components/router/standalone-indexer.md of ai-dynamo/dynamo, version 1.5).
+func TestDynamoRecordedRequests(t *testing.T) {
+	const (
+		query  = `{"token_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16], "model_name": "llama-3-8b"}`
+		byHash = `{"block_hashes": [123456, 789012], "model_name": "llama-3-8b"}`
+	)
+	for _, blockSize := range []int{16, 4} {
+		t.Run(fmt.Sprint(blockSize), func(t *testing.T) {
+			f := newDropinFleet("llama-3-8b", blockSize, index.Dynamo)
+			tokens := make([]uint32, 16)
+			for i := range tokens {
+				tokens[i] = uint32(i + 1)
+			}
+			blocks := f.locals(tokens, index.Extra{})
+			f.store(t, "1", 0, blocks...)
+			f.store(t, "2", 1, blocks[:(len(blocks)+1)/2]...)
+			f.store(t, "1", 0, 123456, 789012)
+			f.store(t, "2", 0, 123456)
+			s := serve(t, f, Config{})
+			wantAnswer(t, s, "/dynamo/query", query, f.dynamoTruth(blocks))
+			wantAnswer(t, s, "/dynamo/query_by_hash", byHash, f.dynamoTruth([]index.LocalHash{123456, 789012}))
+		})
+	}
+	// Its vectors, which are the design's.
+	f := newDropinFleet("m", 4, index.Dynamo)
+	f.store(t, "9007199254740993", 0, locals...)
+	s := serve(t, f, Config{})
+	wantAnswer(t, s, "/dynamo/query", `{"token_ids":[1,2,3,4,5,6,7,8,9,10,11,12,13],"model_name":"m"}`,
+		`{"frequencies":[],"instances":{"9007199254740993":{"cpu":12,"disk":12,"dp":{"0":12},"gpu":12,"longest_matched":12}},"scores":{"9007199254740993":{"0":12}}}`)
+	wantAnswer(t, s, "/dynamo/query_by_hash", `{"block_hashes":[-3803038269031200164,-1669731304162740404,483935686894639516],"model_name":"m"}`,
+		f.dynamoTruth(locals))
+}
+
+// Random prompts, stored, cut and evicted at random, have in both APIs, by tokens and
+// by hashes, the depths that the oracle has.
+func TestDropinAnswersAreTheOracles(t *testing.T) {
+	for _, hasher := range []index.Hasher{index.Flash, index.Dynamo} {
+		t.Run(hasher.String(), func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(6, uint64(hasher)))
+			f := newDropinFleet("m", 3, hasher)
+			s := serve(t, f, Config{})
+			prompt := func() (tokens []uint32, x index.Extra) {
+				for range 3 * (1 + rng.IntN(40)) {
+					tokens = append(tokens, uint32(rng.IntN(2))<<31)
+				}
+				if rng.IntN(4) == 0 {
+					x.LoRA = "adapter"
+				}
+				if rng.IntN(4) == 0 {
+					x.Salt = "acme"
+				}
+				return tokens, x
+			}
+			base, baseExtra := prompt()
+			for range 300 {
+				tokens, x := prompt()
+				if rng.IntN(2) == 0 { // goes on from a common start
+					x, tokens = baseExtra, append(slices.Clone(base[:rng.IntN(len(base))/3*3]), tokens...)
+				}
+				blocks := f.locals(tokens, x)
+				seqs := index.Chain(nil, blocks)
+				name, rank := strconv.Itoa(rng.IntN(4)), int32(rng.IntN(2))
+				f.store(t, name, rank, blocks[:1+rng.IntN(len(blocks))]...)
+				if at := rng.IntN(len(seqs)); rng.IntN(2) == 0 {
+					f.remove(name, rank, seqs[at])
+				}
+
+				mooncake := f.mooncakeTruth("default", blocks)
+				wantAnswer(t, s, "/mooncake/query", compact(map[string]any{
+					"model": "m", "token_ids": tokens, "lora_name": x.LoRA, "cache_salt": x.Salt, "block_size": 3}), mooncake)
+				wantAnswer(t, s, "/mooncake/query_by_hash", compact(map[string]any{"model": "m", "seq_hashes": seqs}), mooncake)
+				dynamo := f.dynamoTruth(blocks)
+				wantAnswer(t, s, "/dynamo/query", compact(map[string]any{
+					"model_name": "m", "token_ids": tokens, "lora_name": x.LoRA, "cache_salt": x.Salt}), dynamo)
+				signed := make([]int64, len(blocks))
+				for i, h := range blocks {
+					signed[i] = int64(h)
+				}
+				wantAnswer(t, s, "/dynamo/query_by_hash", compact(map[string]any{"model_name": "m", "block_hashes": signed}), dynamo)
+			}
+		})
+	}
+}
+
+// Every spelling of 64 bits is exact, in both APIs.
+func TestDropinNumbers(t *testing.T) {
+	f := newDropinFleet("m", 1, index.Flash)
+	blocks := []index.LocalHash{1<<64 - 1, 1<<53 + 1, 1 << 63}
+	f.store(t, "w", 0, blocks...)
+	s := serve(t, f, Config{})
+	seqs := index.Chain(nil, blocks)
+	spellings := map[string]func(uint64) string{
+		"numbers":        func(h uint64) string { return strconv.FormatUint(h, 10) },
+		"strings":        func(h uint64) string { return strconv.Quote(strconv.FormatUint(h, 10)) },
+		"signed":         func(h uint64) string { return strconv.FormatInt(int64(h), 10) },
+		"signed strings": func(h uint64) string { return strconv.Quote(strconv.FormatInt(int64(h), 10)) },
+	}
+	for name, spell := range spellings {
+		t.Run(name, func(t *testing.T) {
+			var local, seq []string
+			for i := range blocks {
+				local, seq = append(local, spell(uint64(blocks[i]))), append(seq, spell(uint64(seqs[i])))
+			}
+			wantAnswer(t, s, "/dynamo/query_by_hash", `{"model_name":"m","block_hashes":[`+strings.Join(local, " , ")+`]}`, f.dynamoTruth(blocks))
+			wantAnswer(t, s, "/mooncake/query_by_hash", `{"model":"m","seq_hashes":[`+strings.Join(seq, ",")+`]}`, f.mooncakeTruth("default", blocks))
+			// A neighbour is another hash, as a float64 would not tell.
+			other := strings.Replace(strings.Join(local, ","), "9007199254740993", "9007199254740992", 1)
+			wantAnswer(t, s, "/dynamo/query_by_hash", `{"model_name":"m","block_hashes":[`+other+`]}`, f.dynamoTruth([]index.LocalHash{1<<64 - 1, 1 << 53}))
+		})
+	}
+}
+
+func TestDropinRefusals(t *testing.T) {
+	f := newDropinFleet("m", 4, index.Flash)
+	f.addModel("twice", 4, index.Flash)
+	f.addModel("twice", 8, index.Flash)
+	f.addModel("scattered", 4, index.Flash) // over a PositionalIndex
+	f.addModel("opaque", 4, index.Opaque)
+	s := serve(t, f, Config{Limits: Limits{MaxRequestBytes: 2000, MaxBlocks: 3, MaxTokens: 20}})
+	const (
+		mq, mh = "/mooncake/query", "/mooncake/query_by_hash"
+		dq, dh = "/dynamo/query", "/dynamo/query_by_hash"
+	)
+	many := strings.Repeat("1,", 20) + "1"
+	for _, c := range []struct {
+		path, body string
+		status     int
+		want       string // within the text
+	}{
+		{mq, ``, 400, "ends before"},
+		{dq, ` `, 400, "ends before"},
+		{dq, `{`, 400, "ends before"},
+		{dq, `{}`, 400, "token_ids is empty"},
+		{dh, `{}`, 400, "block_hashes is empty"},
+		{mh, `{}`, 400, "seq_hashes is empty"},
+		{mq, `[]`, 400, "not a JSON object"},
+		{mq, `model=m`, 400, "not a JSON object"},
+		{mq, `{"model":"m"`, 400, "ends before"},
+		{mq, `{"model":"m",}`, 400, "no field's name"},
+		{mq, `{,}`, 400, "no field's name"},
+		{mq, `{"model" "m"}`, 400, "no colon"},
+		{mq, `{"model":}`, 400, "is no value"},
+		{mq, `{"model":"m" "token_ids":[1]}`, 400, "is no value"},
+		{mq, `{"token_ids":[1] "model":"m"}`, 400, "follows the value"},
+		{mq, `{"model":"m","token_ids":[1]}{}`, 400, "goes on after"},
+		{mq, `{"model":"m","token_ids":[1],"new":{"a":[1,2}}`, 400, "is no value"},
+		{mq, `{"model":"m","token_ids":[1],"new":` + strings.Repeat("[", 200), 400, "is no value"},
+		{mq, "{\"model\":\"m\xff\",\"token_ids\":[1]}", 400, "not UTF-8"},
+		{mq, `{"model":7,"token_ids":[1]}`, 400, "model: 7 is not a string"},
+		{mq, `{"token_ids":[1]}`, 400, "model is empty"},
+		{mh, `{"seq_hashes":[1]}`, 400, "model is empty"},
+		{mq, `{"model":"m","token_ids":"1,2"}`, 400, "token_ids: \"1 is not an array"},
+		{mq, `{"model":"m","token_ids":[1,2.5]}`, 400, "token_ids[1]: 2.5 is not a whole number from 0 to 4294967295"},
+		{mq, `{"model":"m","token_ids":[1.0]}`, 400, "token_ids[0]"},
+		{mq, `{"model":"m","token_ids":[-1]}`, 400, "token_ids[0]: -1 is not"},
+		{mq, `{"model":"m","token_ids":[4294967296]}`, 400, "token_ids[0]"},
+		{mq, `{"model":"m","token_ids":[null]}`, 400, "token_ids[0]"},
+		{mq, `{"model":"m","token_ids":[1],"token_ids":[2]}`, 400, "token_ids is there twice"},
+		{mq, `{"model":"m","model":"m","token_ids":[1]}`, 400, "model is there twice"},
+		{mq, `{"model":"m","token_ids":[1],"block_size":4.0}`, 400, "block_size: 4.0 is not a whole number"},
+		{mq, `{"model":"m","token_ids":[1],"block_size":-4}`, 400, "block_size: -4 is not a whole number"},
+		{mq, `{"model":"m","token_ids":[1],"block_size":2147483648}`, 400, "block_size"},
+		{mq, `{"model":"m","token_ids":[1],"instance_id":1.5}`, 400, "instance_id: 1.5 is neither"},
+		{mq, `{"model":"m","token_ids":[1],"lora_id":3}`, 400, "lora_id: adapters are known by lora_name"},
+		{mq, `{"model":"m","token_ids":[1],"cacheSalt":"x"}`, 400, `"cache_salt" is meant`},
+		{mq, `{"model":"m","token_ids":[1],"additional_salt":"x"}`, 400, "additional_salt: unknown, and it may change"},
+		{dq, `{"model_name":"m","token_ids":[1],"block_mm_infos":[{}]}`, 400, "block_mm_infos: unknown"},
+		{mh, `{"model":"m","seq_hashes":[1e3]}`, 400, "seq_hashes[0]: 1e3 is not a whole number from -9223372036854775808 to 18446744073709551615"},
+		{mh, `{"model":"m","seq_hashes":[18446744073709551616]}`, 400, "seq_hashes[0]"},
+		{mh, `{"model":"m","seq_hashes":[-9223372036854775809]}`, 400, "seq_hashes[0]"},
+		{mh, `{"model":"m","seq_hashes":["0xff"]}`, 400, "seq_hashes[0]"},
+		{mh, `{"model":"m","seq_hashes":["-"]}`, 400, "seq_hashes[0]"},
+		{mh, `{"model":"m","seq_hashes":["-1]}`, 400, "seq_hashes[0]"},
+		{mh, `{"model":"m","seq_hashes":[--1]}`, 400, "seq_hashes[0]"},
+		{mh, `{"model":"m","seq_hashes":[1],"block_hash":[1]}`, 400, "block_hash is there twice"},
+		{dh, `{"model_name":"m","block_hashes":[1],"cache_salt":""}`, 400, "cache_salt: it must be in the block_hashes already"},
+		{dh, `{"model_name":"m","block_hashes":[1],"lora_name":"a"}`, 400, "lora_name: it must be in"},
+		{mq, `{"model":"m","token_ids":[` + many + `]}`, 400, "above the limit of 20"},
+		{dh, `{"model_name":"m","block_hashes":[` + many + `]}`, 400, "above the limit of 3"},
+		{mh, `{"model":"m","seq_hashes":[` + many + `]}`, 400, "above the limit of 3"},
+		{mq, strings.Repeat(" ", 2001), 413, "limit of 2000 bytes"},
+		{mq, `{"model":"none","token_ids":[1]}`, 404, "unknown model"},
+		{mh, `{"model":"none","seq_hashes":[1]}`, 404, "unknown model"},
+		{mq, `{"model":"m","token_ids":[1],"block_size":8}`, 404, "unknown model"},
+		{dq, `{"model_name":"m","token_ids":[1],"routing_group":"gold"}`, 404, "no indexer for model=m routing_group=gold"},
+		{dq, `{"model_name":"twice","token_ids":[1]}`, 409, "give block_size"},
+		{mh, `{"model":"twice","seq_hashes":[1]}`, 409, "give block_size"},
+		{mh, `{"model":"scattered","seq_hashes":[1]}`, 501, "ask with token_ids"},
+		{mh, `{"model":"opaque","seq_hashes":[1]}`, 501, "ask with token_ids"},
+	} {
+		t.Run(c.path+" "+c.want, func(t *testing.T) {
+			code, answer := do(t, s, "POST", c.path, "application/json", strings.NewReader(c.body))
+			if _, text := flatErrorOf(t, answer); code != c.status || !strings.Contains(text, c.want) {
+				t.Errorf("%.200s\n  %d %s\nwant %d %q", c.body, code, answer, c.status, c.want)
+			}
+		})
+	}
+	for _, c := range []struct {
+		method, path string
+		status       int
+		code         string
+	}{
+		{"GET", "/mooncake/query", 405, "METHOD_NOT_ALLOWED"},
+		{"POST", "/dynamo/workers", 405, "METHOD_NOT_ALLOWED"},
+		{"GET", "/dynamo/nothing", 404, "NOT_FOUND"},
+		{"GET", "/mooncake/", 404, "NOT_FOUND"},
+		{"GET", "/dynamo/dump", 501, "UNIMPLEMENTED"},
+		{"POST", "/dynamo/register_peer", 501, "UNIMPLEMENTED"},
+		{"GET", "/dynamo/workers?name=x", 400, "INVALID_ARGUMENT"},
+	} {
+		code, answer := do(t, s, c.method, c.path, "", nil)
+		if name, _ := flatErrorOf(t, answer); code != c.status || name != c.code {
+			t.Errorf("%s %s: %d %s, want %d %s", c.method, c.path, code, answer, c.status, c.code)
+		}
+	}
+	if code, answer := do(t, s, "POST", dq, "text/plain", strings.NewReader("{}")); code != 415 {
+		t.Errorf("text: %d %s", code, answer)
+	}
+}
+
+// Not ready, both refuse as Match does: there is no place for "partial" in answers.
+func TestDropinNotReady(t *testing.T) {
+	f := newDropinFleet("m", 4, index.Flash)
+	f.setReady(Readiness{Missing: []string{"kv-events/3: restoring"}})
+	s := serve(t, f, Config{})
+	for path, body := range map[string]string{
+		"/mooncake/query":         `{"model":"m","token_ids":[1]}`,
+		"/mooncake/query_by_hash": `{"model":"m","seq_hashes":[1]}`,
+		"/dynamo/query":           `{"model_name":"m","token_ids":[1]}`,
+		"/dynamo/query_by_hash":   `{"model_name":"m","block_hashes":[1]}`,
+	} {
+		code, answer := do(t, s, "POST", path, "application/json", strings.NewReader(body))
+		if name, text := flatErrorOf(t, answer); code != 503 || name != "UNAVAILABLE" || !strings.Contains(text, "kv-events/3: restoring") {
+			t.Errorf("%s: %d %s", path, code, answer)
+		}
+	}
+}
+
+// Fields of newer clients are passed over, and counted; null is absent.
+func TestDropinUnknownFields(t *testing.T) {
+	f := newDropinFleet("m", 4, index.Flash)
+	f.store(t, "w", 0, locals...)
+	reader := metric.NewManualReader()
+	s := serve(t, f, Config{Meters: metric.NewMeterProvider(metric.WithReader(reader))})
+	want := f.mooncakeTruth("default", locals[:1])
+	for _, body := range []string{
+		`{"priority":{"a":[1,"]}"],"token_ids":[9]},"model":"m","to\u006ben_ids":["1",2, 3,4],"trace":null}`,
+		`{"token_ids":[1,2,3,4],"model":"m","lora_name":null,"lora_id":-1,"cache_salt":null,"block_size":null,"instance_id":null,"medium":["L1"],"new_salt":null}`,
+		` { "token_ids" : [ 1 , 2 , 3 , 4 ] , "model" : "m" , "tenant_id" : "default" } `,
+	} {
+		wantAnswer(t, s, "/mooncake/query", body, want)
+	}
+	var got metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &got); err != nil {
+		t.Fatal(err)
+	}
+	counts := map[string]int64{}
+	for _, scope := range got.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			if m.Name == "kvindex_query_ignored_fields" {
+				for _, p := range m.Data.(metricdata.Sum[int64]).DataPoints {
+					api, _ := p.Attributes.Value("api")
+					counts[api.AsString()] = p.Value
+				}
+			}
+		}
+	}
+	if fmt.Sprint(counts) != "map[dynamo:0 mooncake:2]" {
+		t.Errorf("counted %v", counts)
+	}
+}
+
+// Registering says whether the worker is known, since nothing else makes it so.
+func TestDropinRegistration(t *testing.T) {
+	f := newDropinFleet("m", 4, index.Flash)
+	f.listed = []WorkerStatus{
+		{Worker: "42", Rank: 1, Model: "m", BlockSize: 4, Partition: 3},
+		{Worker: "42", Rank: 0, Model: "m", BlockSize: 4, Partition: 3, Silent: true, Incomplete: true},
+		{Worker: "gone", Model: "m", BlockSize: 4, Retired: true},
+		{Worker: "gpu-1", Model: "m", BlockSize: 4, Silent: true},
+		{Worker: "007", Model: "other", BlockSize: 8},
+	}
+	s := serve(t, f, Config{})
+	for _, c := range []struct {
+		path, body string
+		status     int
+		want       string
+	}{
+		// From the documents that the recorded requests are from.
+		{"/mooncake/register", `{"endpoint":"tcp://1.1.1.1:5557","replay_endpoint":"tcp://1.1.1.1:5558","type":"vLLM","modelname":"m","lora_name":"sql-adapter",
+			"tenant_id":"default","instance_id":"gpu-1","block_size":128,"dp_rank":0,"additionalsalt":"w8a8"}`, 200,
+			`{"instance_id":"gpu-1","status":"registered successfully"}`},
+		{"/mooncake/register", `{"modelname":"m","instance_id":"gpu-2"}`, 409, "no events of \"gpu-2\" have come"},
+		{"/mooncake/register", `{"modelname":"m","instance_id":"gone"}`, 409, "no events of"},
+		{"/mooncake/register", `{"modelname":"m"}`, 400, "instance_id is empty"},
+		{"/mooncake/unregister", `{"instance_id":"gpu-1","tenant_id":"default","dp_rank":0}`, 501, "stays known until"},
+		{"/mooncake/unregister", `{"instance_id":"gpu-2","tenant_id":"default","dp_rank":0}`, 200, `{"removed_instances":[],"status":"unregistered successfully"}`},
+		{"/dynamo/register", `{"instance_id":42,"endpoint":"tcp://127.0.0.1:5557","model_name":"m","block_size":16}`, 201, `{"status":"ok"}`},
+		{"/dynamo/register", `{"instance_id":43,"endpoint":"tcp://127.0.0.1:5557","model_name":"m","block_size":16}`, 409, "no events of"},
+		{"/dynamo/unregister", `{"instance_id":42,"model_name":"m"}`, 501, "stays known until"},
+		{"/dynamo/unregister", `{"instance_id":43,"model_name":"m"}`, 404, "instance 43 not found"},
+		{"/dynamo/reopen_logs", ``, 200, `{"status":"ok"}`},
+	} {
+		code, answer := do(t, s, "POST", c.path, "application/json", strings.NewReader(c.body))
+		if code >= 300 {
+			_, answer = flatErrorOf(t, answer)
+		} else {
+			var v any
+			if err := json.Unmarshal([]byte(answer), &v); err != nil {
+				t.Fatal(err)
+			}
+			answer = compact(v)
+		}
+		if code != c.status || !strings.Contains(answer, c.want) {
+			t.Errorf("%s %s: %d %s, want %d %s", c.path, c.body, code, answer, c.status, c.want)
+		}
+	}
+
+	const row42 = `{"block_size":4,"endpoints":{"0":"kafka:kv-events/3","1":"kafka:kv-events/3"},"instance_id":42,"listeners":{` +
+		`"0":{"endpoint":"kafka:kv-events/3","last_error":"events were lost: depths may be below the truth","status":"paused"},` +
+		`"1":{"endpoint":"kafka:kv-events/3","status":"active"}},"model_name":"m","routing_group":"default","source":"kafka","status":"active"}`
+	const row007 = `{"block_size":8,"endpoints":{"0":"kafka:kv-events/0"},"instance_id":"007","listeners":{"0":{"endpoint":"kafka:kv-events/0","status":"active"}},` +
+		`"model_name":"other","routing_group":"default","source":"kafka","status":"active"}`
+	const rowGPU = `{"block_size":4,"endpoints":{"0":"kafka:kv-events/0"},"instance_id":"gpu-1","listeners":{"0":{"endpoint":"kafka:kv-events/0","status":"paused"}},` +
+		`"model_name":"m","routing_group":"default","source":"kafka","status":"paused"}`
+	for path, want := range map[string]string{
+		"/dynamo/workers": "[" + row007 + "," + row42 + "," + rowGPU + "]",
+		"/dynamo/workers?model_name=m&tenant_id=acme&routing_group=default": "[" + row42 + "," + rowGPU + "]",
+		"/dynamo/workers?routing_group=acme":                                "[]",
+		"/dynamo/peers":                                                     "[]",
+		"/dynamo/health":                                                    `{"alive":true}`,
+		"/mooncake/health":                                                  `{"alive":true}`,
+	} {
+		code, answer := get(t, s, path)
+		var v any
+		if err := json.Unmarshal([]byte(answer), &v); err != nil {
+			t.Fatalf("%s: %v: %s", path, err, answer)
+		}
+		if got := compact(v); code != http.StatusOK || got != want {
+			t.Errorf("%s: %d %s\nwant %s", path, code, got, want)
+		}
+	}
+}
+
+func FuzzDropinRead(f *testing.F) {
+	for _, body := range []string{
+		`{"model":"m","token_ids":[1,"2"],"block_size":4,"instance_id":7,"new":{"a":[1,2,"}"]},"lora_id":-1}`,
+		`{"tok\u0065n_ids":[1],"medium":["a"]}`, `{"a":1,}`, `{"a":}`, `{}`, `{`, ``, `{"a":1}}`, `{"x":"\"","model":"\u00e9"}`, `{"token_ids":null}`, `{"token_ids":`,
+	} {
+		f.Add([]byte(body))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		var in dropinRequest
+		unknown, err := in.read(body, mooncakeQueryFields)
+		if err != nil {
+			return
+		}
+		// What was read, encoding/json reads too, and alike.
+		var all map[string]json.RawMessage
+		if err := json.Unmarshal(body, &all); err != nil {
+			t.Fatalf("%q was read: %v", body, err)
+		}
+		for _, name := range unknown {
+			if _, ok := all[name]; !ok {
+				t.Fatalf("%q has no %q", body, name)
+			}
+		}
+		var want struct {
+			Model  string            `json:"model"`
+			Tokens []json.RawMessage `json:"token_ids"`
+		}
+		for name := range all { // encoding/json ignores case
+			if name != "model" && name != "token_ids" {
+				delete(all, name)
+			}
+		}
+		again, _ := json.Marshal(all)
+		if err := json.Unmarshal(again, &want); err != nil {
+			t.Fatal(err)
+		}
+		if in.model != want.Model || len(in.tokens) != len(want.Tokens) {
+			t.Fatalf("%q: read %+v, want %+v", body, in, want)
+		}
+		for i, raw := range want.Tokens {
+			if v, err := strconv.ParseUint(strings.Trim(string(raw), `"`), 10, 32); err != nil || uint32(v) != in.tokens[i] {
+				t.Fatalf("%q: token %d is %d, want %s", body, i, in.tokens[i], raw)
+			}
+		}
+	})
+}
