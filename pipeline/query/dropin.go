@@ -116,7 +116,7 @@ func (in *dropinRequest) matchRequest() *pb.MatchRequest {
 type dropinTiers struct{ gpu, cpu, disk uint32 }
 
 func tiersOf(m *pb.WorkerMatch) dropinTiers {
-	return dropinTiers{m.DepthTokens, m.DepthTokens, m.DepthTokens}
+	return dropinTiers{m.DepthTokens, m.DepthHostTokens, m.DepthExternalTokens}
 }
 
 // best is the best of each over all ranks of a worker.
@@ -139,7 +139,7 @@ func byWorker(matches []*pb.WorkerMatch, f func(worker string, ranks []*pb.Worke
 		if a.DpRank != b.DpRank {
 			return int(a.DpRank) - int(b.DpRank)
 		}
-		return int(b.DepthBlocks) - int(a.DepthBlocks)
+		return int(b.DepthExternalBlocks) - int(a.DepthExternalBlocks)
 	})
 	matches = slices.CompactFunc(matches, func(a, b *pb.WorkerMatch) bool { return a.Worker == b.Worker && a.DpRank == b.DpRank })
 	for from := 0; from < len(matches); {

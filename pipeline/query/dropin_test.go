@@ -47,73 +47,90 @@ func (f *dropinFleet) worker(w indextest.WorkerRank) *index.Worker {
 	return f.workers[w]
 }
 
+// store stores a prompt's blocks in device memory.
 func (f *dropinFleet) store(t testing.TB, worker string, rank int32, locals ...index.LocalHash) {
 	t.Helper()
+	f.storeIn(t, index.Device, worker, rank, locals, 0, len(locals))
+}
+
+// storeIn stores the blocks [from, to) of a prompt in a tier.
+func (f *dropinFleet) storeIn(t testing.TB, tier index.Tier, worker string, rank int32, locals []index.LocalHash, from, to int) {
+	t.Helper()
 	w := indextest.WorkerRank{Worker: worker, Rank: rank}
-	s := index.Stored{Position: index.NoPosition, Locals: locals}
-	if _, err := f.worker(w).Store(index.Device, s); err != nil {
+	s := index.Stored{Position: int32(from), Locals: locals[from:to]}
+	if from > 0 {
+		s.HasParent, s.Parent = true, index.Chain(nil, locals)[from-1]
+	}
+	if _, err := f.worker(w).Store(tier, s); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := f.oracle.Store(w, index.Device, s); err != nil {
+	if _, err := f.oracle.Store(w, tier, s); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (f *dropinFleet) remove(worker string, rank int32, seqs ...index.SeqHash) {
+func (f *dropinFleet) remove(tier index.Tier, worker string, rank int32, seqs ...index.SeqHash) {
 	w := indextest.WorkerRank{Worker: worker, Rank: rank}
-	f.worker(w).Remove(index.Device, seqs)
-	f.oracle.Remove(w, index.Device, seqs)
+	f.worker(w).Remove(tier, seqs)
+	f.oracle.Remove(w, tier, seqs)
 }
 
 func (f *dropinFleet) locals(tokens []uint32, x index.Extra) []index.LocalHash {
 	return f.model.hasher().Append(nil, tokens, x)
 }
 
-// truth is the oracle's answer for a prompt, in tokens.
-func (f *dropinFleet) truth(locals []index.LocalHash) map[indextest.WorkerRank]int {
-	out := f.oracle.Find(locals)
-	for w := range out {
-		out[w] *= f.model.BlockSize
-	}
-	return out
-}
-
-// mooncakeTruth writes it as Mooncake's API does.
-func (f *dropinFleet) mooncakeTruth(tenant string, locals []index.LocalHash) string {
-	instances := map[string]any{}
-	for name, ranks := range f.byName(locals) {
-		longest := 0
-		for _, tokens := range ranks {
-			longest = max(longest, tokens)
-		}
-		instances[name] = map[string]any{"longest_matched": longest, "GPU": longest, "CPU": longest, "DISK": longest, "DP": ranks}
-	}
-	return compact(map[string]any{tenant: instances})
-}
-
-// dynamoTruth writes it as Dynamo's API does.
-func (f *dropinFleet) dynamoTruth(locals []index.LocalHash) string {
-	scores, instances := map[string]any{}, map[string]any{}
-	for name, ranks := range f.byName(locals) {
-		longest := 0
-		for _, tokens := range ranks {
-			longest = max(longest, tokens)
-		}
-		scores[name] = ranks
-		instances[name] = map[string]any{"longest_matched": longest, "gpu": longest, "cpu": longest, "disk": longest, "dp": ranks}
-	}
-	return compact(map[string]any{"scores": scores, "frequencies": []int{}, "instances": instances})
-}
-
-func (f *dropinFleet) byName(locals []index.LocalHash) map[string]map[string]int {
-	out := map[string]map[string]int{}
-	for w, tokens := range f.truth(locals) {
+// truth is the oracle's answer for a prompt, in tokens, by worker and rank.
+func (f *dropinFleet) truth(locals []index.LocalHash) map[string]map[string]index.Depths {
+	out := map[string]map[string]index.Depths{}
+	for w, depths := range f.oracle.Find(locals) {
 		if out[w.Worker] == nil {
-			out[w.Worker] = map[string]int{}
+			out[w.Worker] = map[string]index.Depths{}
 		}
-		out[w.Worker][strconv.Itoa(int(w.Rank))] = tokens
+		for t := range depths {
+			depths[t] *= f.model.BlockSize
+		}
+		out[w.Worker][strconv.Itoa(int(w.Rank))] = depths
 	}
 	return out
+}
+
+// instances writes it as both APIs do, under their names for the fields.
+func (f *dropinFleet) instances(locals []index.LocalHash, gpu, dp, cpu, disk string) map[string]any {
+	out := map[string]any{}
+	for name, ranks := range f.truth(locals) {
+		device := map[string]int{}
+		var best index.Depths
+		for rank, depths := range ranks {
+			device[rank] = depths[index.Device]
+			for t := range best {
+				best[t] = max(best[t], depths[t])
+			}
+		}
+		out[name] = map[string]any{"longest_matched": best[index.External],
+			gpu: best[index.Device], dp: device, cpu: best[index.Host], disk: best[index.External]}
+	}
+	return out
+}
+
+// mooncakeTruth is Mooncake's whole answer.
+func (f *dropinFleet) mooncakeTruth(tenant string, locals []index.LocalHash) string {
+	return compact(map[string]any{tenant: f.instances(locals, "GPU", "DP", "CPU", "DISK")})
+}
+
+// dynamoTruth is Dynamo's.
+func (f *dropinFleet) dynamoTruth(locals []index.LocalHash) string {
+	scores := map[string]map[string]int{}
+	for name, ranks := range f.truth(locals) {
+		for rank, depths := range ranks {
+			if depths[index.Device] > 0 {
+				if scores[name] == nil {
+					scores[name] = map[string]int{}
+				}
+				scores[name][rank] = depths[index.Device]
+			}
+		}
+	}
+	return compact(map[string]any{"scores": scores, "frequencies": []int{}, "instances": f.instances(locals, "gpu", "dp", "cpu", "disk")})
 }
 
 // compact writes a value as JSON with sorted keys.
@@ -275,9 +292,14 @@ func TestDropinAnswersAreTheOracles(t *testing.T) {
 				blocks := f.locals(tokens, x)
 				seqs := index.Chain(nil, blocks)
 				name, rank := strconv.Itoa(rng.IntN(4)), int32(rng.IntN(2))
-				f.store(t, name, rank, blocks[:1+rng.IntN(len(blocks))]...)
+				from := 0
+				tier := index.Tier(max(0, rng.IntN(2*index.Tiers)-index.Tiers))
+				if rng.IntN(3) == 0 {
+					from = rng.IntN(len(blocks))
+				}
+				f.storeIn(t, tier, name, rank, blocks, from, from+1+rng.IntN(len(blocks)-from))
 				if at := rng.IntN(len(seqs)); rng.IntN(2) == 0 {
-					f.remove(name, rank, seqs[at])
+					f.remove(tier, name, rank, seqs[at])
 				}
 
 				mooncake := f.mooncakeTruth("default", blocks)
@@ -295,6 +317,26 @@ func TestDropinAnswersAreTheOracles(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Tiers add up: of Dynamo's own test of this answer, two blocks in device memory, one
+// more in host memory, two more on disk or outside, of 16 tokens each.
+func TestDropinTiers(t *testing.T) {
+	f := newDropinFleet("m", 16, index.Dynamo)
+	blocks := []index.LocalHash{11, 12, 13, 14, 15}
+	f.store(t, "7", 0, blocks[:2]...)
+	f.storeIn(t, index.Host, "7", 0, blocks, 2, 3)
+	f.storeIn(t, index.Disk, "7", 0, blocks, 3, 4)
+	f.storeIn(t, index.External, "7", 0, blocks, 4, 5)
+	f.store(t, "7", 1, blocks[:1]...)
+	f.storeIn(t, index.Host, "9", 0, blocks, 0, 4)
+	s := serve(t, f, Config{})
+	wantAnswer(t, s, "/dynamo/query_by_hash", `{"block_hashes":[11,12,13,14,15,16],"model_name":"m"}`,
+		`{"frequencies":[],"instances":{"7":{"cpu":48,"disk":80,"dp":{"0":32,"1":16},"gpu":32,"longest_matched":80},`+
+			`"9":{"cpu":64,"disk":64,"dp":{"0":0},"gpu":0,"longest_matched":64}},"scores":{"7":{"0":32,"1":16}}}`)
+	wantAnswer(t, s, "/mooncake/query_by_hash", compact(map[string]any{"model": "m", "seq_hashes": index.Chain(nil, blocks)}),
+		`{"default":{"7":{"CPU":48,"DISK":80,"DP":{"0":32,"1":16},"GPU":32,"longest_matched":80},`+
+			`"9":{"CPU":64,"DISK":64,"DP":{"0":0},"GPU":0,"longest_matched":64}}}`)
 }
 
 // Every spelling of 64 bits is exact, in both APIs.

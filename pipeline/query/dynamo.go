@@ -97,13 +97,12 @@ func (s *Server) dynamoAnswer(r *http.Request, scratch *httpScratch, in *dropinR
 	}
 	scores := append(scratch.out[:0], `{"scores":{`...)
 	instances := append(scratch.more[:0], `},"frequencies":[],"instances":{`...)
-	first := true
+	scored, first := false, true
 	byWorker(resp.Matches, func(worker string, ranks []*pb.WorkerMatch) {
 		if !first {
-			scores, instances = append(scores, ','), append(instances, ',')
+			instances = append(instances, ',')
 		}
 		first = false
-		scores = appendRanks(append(appendString(scores, worker), ':'), ranks)
 		t := best(ranks)
 		instances = appendString(instances, worker)
 		instances = strconv.AppendUint(append(instances, `:{"longest_matched":`...), uint64(t.disk), 10)
@@ -112,6 +111,17 @@ func (s *Server) dynamoAnswer(r *http.Request, scratch *httpScratch, in *dropinR
 		instances = strconv.AppendUint(append(instances, `,"cpu":`...), uint64(t.cpu), 10)
 		instances = strconv.AppendUint(append(instances, `,"disk":`...), uint64(t.disk), 10)
 		instances = append(instances, '}')
+
+		// Scores are of device memory alone.
+		ranks = slices.DeleteFunc(ranks, func(m *pb.WorkerMatch) bool { return tiersOf(m).gpu == 0 })
+		if len(ranks) == 0 {
+			return
+		}
+		if scored {
+			scores = append(scores, ',')
+		}
+		scored = true
+		scores = appendRanks(append(appendString(scores, worker), ':'), ranks)
 	})
 	scratch.more = instances
 	scratch.out = append(append(scores, instances...), "}}"...)
