@@ -159,7 +159,7 @@ func TestPythonProducer(t *testing.T) {
 	}
 	testcontainers.Each(t, func(t *testing.T, b testcontainers.Broker) {
 		topic := testcontainers.NewTopic(t, b, "kv-events", partitions, nil)
-		ask := stage(t, b, topic)
+		ask, _, _ := stage(t, b, topic)
 		args := []string{"--brokers", strings.Join(b.Brokers(), ","), "--topic", topic, "--worker", worker}
 		s := run(t, python, args...)
 
@@ -189,18 +189,13 @@ func TestPythonProducer(t *testing.T) {
 	})
 }
 
-// stage runs a stage on the topic. What it returns asks it, over gRPC, for the
-// prompt's tokens until the answer is as wanted.
-func stage(t *testing.T, b testcontainers.Broker, topic string) func(tokens []uint32, want verify.State, depth int) {
+// stage runs a stage on the topic. ask asks it, over gRPC, for the prompt's tokens until the answer is as wanted.
+func stage(t *testing.T, b testcontainers.Broker, topic string) (ask func(tokens []uint32, want verify.State, depth int), grpcAddr, httpAddr string) {
 	t.Helper()
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	free.Close()
+	grpcAddr, httpAddr = freeAddr(t), freeAddr(t)
 	cfg := pipeline.DefaultConfig()
 	cfg.Brokers, cfg.Topic, cfg.SnapshotTopic = b.Brokers(), topic, ""
-	cfg.GRPCListen, cfg.HTTPListen = free.Addr().String(), "127.0.0.1:0"
+	cfg.GRPCListen, cfg.HTTPListen = grpcAddr, httpAddr
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	s, err := pipeline.New(cfg)
 	if err != nil {
@@ -220,7 +215,7 @@ func stage(t *testing.T, b testcontainers.Broker, topic string) func(tokens []ui
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { client.Close() })
-	return func(tokens []uint32, want verify.State, depth int) {
+	ask = func(tokens []uint32, want verify.State, depth int) {
 		t.Helper()
 		testcontainers.Eventually(t, 30*time.Second, func() error {
 			resp, err := client.Match(t.Context(), &pb.MatchRequest{Model: want.Model, Tokens: tokens})
@@ -237,6 +232,18 @@ func stage(t *testing.T, b testcontainers.Broker, topic string) func(tokens []ui
 			return nil
 		})
 	}
+	return ask, grpcAddr, httpAddr
+}
+
+// freeAddr is an address of the loopback that nobody listened on a moment ago.
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer free.Close()
+	return free.Addr().String()
 }
 
 // check reads the whole topic and checks that its one worker is as wanted and
