@@ -31,20 +31,21 @@ func TestMain(m *testing.M) { testcontainers.Main(m) }
 
 // The documentation shows the files as they are.
 func TestDocumentationShowsTheFiles(t *testing.T) {
-	doc, err := os.ReadFile("../producing.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, c := range []struct{ language, file string }{
-		{"python", "producer.py"},
-		{"json", "../../schemas/kv_event_batch.avsc"},
+	for _, c := range []struct{ doc, language, file string }{
+		{"producing.md", "python", "producer.py"},
+		{"producing.md", "json", "../../schemas/kv_event_batch.avsc"},
+		{"dropin.md", "python", "dropin.py"},
 	} {
+		doc, err := os.ReadFile("../" + c.doc)
+		if err != nil {
+			t.Fatal(err)
+		}
 		file, err := os.ReadFile(c.file)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Contains(doc, []byte("```"+c.language+"\n"+string(file)+"```\n")) {
-			t.Errorf("docs/producing.md does not show %s as it is", c.file)
+			t.Errorf("docs/%s does not show %s as it is", c.doc, c.file)
 		}
 	}
 }
