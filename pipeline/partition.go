@@ -50,6 +50,7 @@ type partition struct {
 	took    atomic.Int64 // nanoseconds the last restore took, until replay began
 	passed  atomic.Int64 // worker-ranks on the snapshot topic that are not served here
 	saver   *saver       // nil without snapshots
+	dumps   chan dumpAsk // asked for, one is answered at each Tick
 }
 
 func newPartition(s *Stage, n int32) *partition {
@@ -63,6 +64,7 @@ func newPartition(s *Stage, n int32) *partition {
 		spoiled:     map[snapshot.ID]bool{},
 		leaderEpoch: -1,
 		nextExpiry:  never,
+		dumps:       make(chan dumpAsk, 1),
 	}
 	if s.cfg.SnapshotTopic != "" {
 		p.saver = newSaver(p)
@@ -98,6 +100,7 @@ func (p *partition) Tick(now time.Time) error {
 	for _, w := range p.workers {
 		w.takeNotice(p)
 	}
+	p.serveDump()
 	return p.saveTick(now)
 }
 

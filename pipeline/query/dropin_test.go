@@ -1,6 +1,7 @@
 package query
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -22,6 +23,7 @@ import (
 type dropinFleet struct {
 	*fakeSource
 	listed  []WorkerStatus
+	dumpHas int // blocks that a dump is said to have
 	model   Model
 	oracle  *indextest.Fleet
 	workers map[indextest.WorkerRank]*index.Worker
@@ -38,7 +40,29 @@ func (f *dropinFleet) Workers(model string) []WorkerStatus {
 	return slices.DeleteFunc(slices.Clone(f.listed), func(w WorkerStatus) bool { return model != "" && w.Model != model })
 }
 
-func (f *dropinFleet) Status() Status { return Status{Events: TopicStatus{Name: "kv-events"}} }
+func (f *dropinFleet) Status() Status {
+	st := Status{Events: TopicStatus{Name: "kv-events"}}
+	for _, m := range f.models {
+		st.Models = append(st.Models, ModelStatus{Model: m.Name, BlockSize: m.BlockSize})
+	}
+	return st
+}
+
+func (f *dropinFleet) Dump(_ context.Context, filter DumpFilter) (all []Held, err error) {
+	if filter.MaxBlocks < f.dumpHas {
+		return nil, ErrDumpTooLarge
+	}
+	for w, worker := range f.workers {
+		if filter.Model == f.model.Name && (filter.Worker == "" || filter.Worker == w.Worker) {
+			worker.Dump(func(t index.Tier, s index.Stored) bool {
+				s.Locals, s.Hashes = slices.Clone(s.Locals), slices.Clone(s.Hashes)
+				all = append(all, Held{w.Worker, w.Rank, t, s})
+				return true
+			})
+		}
+	}
+	return all, nil
+}
 
 func (f *dropinFleet) worker(w indextest.WorkerRank) *index.Worker {
 	if f.workers[w] == nil {
@@ -230,7 +254,8 @@ func TestMooncakeRecordedRequests(t *testing.T) {
 }
 
 // The requests of Dynamo's documentation, as they are there: "Standalone KV Indexer"
-// (docs/components/router/standalone-indexer.md of ai-dynamo/dynamo, version 1.5).
+// (docs/components/router/standalone-indexer.md of ai-dynamo/dynamo, version 1.3 and
+// later).
 func TestDynamoRecordedRequests(t *testing.T) {
 	const (
 		query  = `{"token_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16], "model_name": "llama-3-8b"}`
@@ -461,7 +486,9 @@ func TestDropinRefusals(t *testing.T) {
 		{"POST", "/dynamo/workers", 405, "METHOD_NOT_ALLOWED"},
 		{"GET", "/dynamo/nothing", 404, "NOT_FOUND"},
 		{"GET", "/mooncake/", 404, "NOT_FOUND"},
-		{"GET", "/dynamo/dump", 501, "UNIMPLEMENTED"},
+		{"POST", "/dynamo/dump", 405, "METHOD_NOT_ALLOWED"},
+		{"GET", "/dynamo/dump?worker=x", 400, "INVALID_ARGUMENT"},
+		{"GET", "/dynamo/dump?block_size=4.0", 400, "INVALID_ARGUMENT"},
 		{"POST", "/dynamo/register_peer", 501, "UNIMPLEMENTED"},
 		{"GET", "/dynamo/workers?name=x", 400, "INVALID_ARGUMENT"},
 	} {
@@ -596,6 +623,40 @@ func TestDropinRegistration(t *testing.T) {
 		if got := compact(v); code != http.StatusOK || got != want {
 			t.Errorf("%s: %d %s\nwant %s", path, code, got, want)
 		}
+	}
+}
+
+// A dump is of events as Dynamo writes them, numbers of 64 bits as they are.
+func TestDynamoDump(t *testing.T) {
+	f := newDropinFleet("m", 4, index.Dynamo)
+	f.storeIn(t, index.Host, "9007199254740993", 2, locals, 0, 3)
+	f.addModel("other", 8, index.Flash)
+	s := serve(t, f, Config{})
+	want := `{"m:default":{"block_size":4,"events":[{"worker_id":9007199254740993,"storage_tier":"host_pinned","event":{"event_id":0,"data":{"stored":{` +
+		`"parent_hash":null,"start_position":0,"blocks":[{"block_hash":14643705804678351452,"tokens_hash":14643705804678351452},` +
+		`{"block_hash":4945711292740353085,"tokens_hash":16777012769546811212},{"block_hash":12583592247330656132,"tokens_hash":483935686894639516}]}},"dp_rank":2}}]}`
+	for path, want := range map[string]string{
+		"/dynamo/dump":                            want + `,"other:default":{"block_size":8,"events":[]}}`,
+		"/dynamo/dump?model_name=m":               want + "}",
+		"/dynamo/dump?block_size=8":               `{"other:default":{"block_size":8,"events":[]}}`,
+		"/dynamo/dump?model_name=none":            `{}`,
+		"/dynamo/dump?model_name=m&instance_id=7": `{"m:default":{"block_size":4,"events":[]}}`,
+	} {
+		if code, answer := get(t, s, path); code != http.StatusOK || answer != want+"\n" {
+			t.Errorf("%s: %d %s\nwant %s", path, code, answer, want)
+		}
+	}
+	f.addModel("other", 4, index.Flash)
+	if code, answer := get(t, s, "/dynamo/dump"); code != http.StatusConflict || !strings.Contains(answer, "give block_size") {
+		t.Errorf("two models of a name: %d %s", code, answer)
+	}
+	f.dumpHas = maxDumpBlocks + 1
+	if code, answer := get(t, s, "/dynamo/dump?model_name=m"); code != http.StatusConflict || !strings.Contains(answer, "262144 blocks at most") {
+		t.Errorf("a large dump: %d %s", code, answer)
+	}
+	f.setReady(Readiness{Missing: []string{"kv-events/3: restoring"}})
+	if code, answer := get(t, s, "/dynamo/dump"); code != http.StatusServiceUnavailable {
+		t.Errorf("not ready: %d %s", code, answer)
 	}
 }
 

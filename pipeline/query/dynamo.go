@@ -4,12 +4,19 @@
 package query
 
 import (
+	"context"
+	"errors"
 	"math"
 	"net/http"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"kvindex/index"
 	pb "kvindex/pipeline/query/kvindexpb"
 )
 
@@ -21,7 +28,7 @@ func (s *Server) mountDynamo(mux *http.ServeMux) {
 		{dynamoMethod, http.MethodPost, "/query", s.dynamoQuery},
 		{dynamoMethod, http.MethodPost, "/query_by_hash", s.dynamoByHash},
 		{dropinMethod, http.MethodGet, "/workers", s.dynamoWorkers},
-		{dropinMethod, http.MethodGet, "/dump", notHere("the state is not dumped over HTTP: Kafka has it, in the topics of the events and of the snapshots")},
+		{dropinMethod, http.MethodGet, "/dump", s.dynamoDump},
 		{dropinMethod, http.MethodPost, "/register", s.dynamoRegister},
 		{dropinMethod, http.MethodPost, "/unregister", s.dynamoUnregister},
 		{dropinMethod, http.MethodPost, "/register_peer", notHere(replicas)},
@@ -227,6 +234,118 @@ func appendInstance(dst []byte, worker string) []byte {
 		return append(dst, worker...)
 	}
 	return appendString(dst, worker)
+}
+
+// What a dump may take: it is for looking into the index, and made in memory.
+const (
+	maxDumpBlocks = 1 << 18
+	dumpDeadline  = 5 * time.Second
+)
+
+// dynamoDump leaves {"model:default": {block_size, events}}, an event being what a
+// worker-rank stored. Without model_name it is of all models; instance_id and block_size, which
+// Dynamo does not have, make it less.
+func (s *Server) dynamoDump(_ http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
+	q := r.URL.Query()
+	for name := range q {
+		if name != "model_name" && name != "instance_id" && name != "block_size" {
+			return invalid("unknown parameter %q: want model_name, instance_id or block_size", name)
+		}
+	}
+	if ready := s.src.Readiness(); !ready.Ready {
+		return notReady(ready)
+	}
+	size := uint64(0)
+	if text := q.Get("block_size"); text != "" {
+		v, rest, ok := parseUint([]byte(text), math.MaxInt32)
+		if !ok || len(rest) > 0 {
+			return invalid("block_size: %q is not a whole number from 0 to %d", text, math.MaxInt32)
+		}
+		size = v
+	}
+	var models []ModelStatus
+	for _, m := range s.src.Status().Models {
+		if name := q.Get("model_name"); name != "" && m.Model != name || size != 0 && m.BlockSize != int(size) {
+			continue
+		}
+		if slices.ContainsFunc(models, func(other ModelStatus) bool { return other.Model == m.Model }) {
+			return status.Errorf(codes.FailedPrecondition, "there are several models %q: give block_size", m.Model)
+		}
+		models = append(models, m)
+	}
+	if !s.dumping.TryLock() {
+		return status.Error(codes.Unavailable, "another dump is under way")
+	}
+	defer s.dumping.Unlock()
+	ctx, cancel := context.WithTimeout(r.Context(), dumpDeadline)
+	defer cancel()
+	dst, left := append(scratch.out[:0], '{'), maxDumpBlocks
+	for i, m := range models {
+		held, err := s.src.Dump(ctx, DumpFilter{Model: m.Model, BlockSize: m.BlockSize, Worker: q.Get("instance_id"), MaxBlocks: left})
+		switch {
+		case errors.Is(err, ErrDumpTooLarge):
+			return status.Errorf(codes.FailedPrecondition, "a dump is of %d blocks at most, and there are more: give model_name or instance_id", maxDumpBlocks)
+		case ctx.Err() != nil:
+			return status.FromContextError(ctx.Err()).Err()
+		case err != nil:
+			return status.Error(codes.Internal, err.Error())
+		}
+		left -= Blocks(held)
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = appendString(dst, m.Model+":"+defaultGroup)
+		dst = append(strconv.AppendInt(append(dst, `:{"block_size":`...), int64(m.BlockSize), 10), `,"events":[`...)
+		for id, h := range held {
+			if id > 0 {
+				dst = append(dst, ',')
+			}
+			dst = appendDynamoEvent(dst, id, h)
+		}
+		dst = append(dst, "]}"...)
+	}
+	scratch.out = append(dst, '}')
+	return nil
+}
+
+// dynamoTiers are the tiers' names there.
+var dynamoTiers = [index.Tiers]string{"device", "host_pinned", "disk", "external"}
+
+func appendDynamoEvent(dst []byte, id int, h Held) []byte {
+	dst = appendInstance(append(dst, `{"worker_id":`...), h.Worker)
+	dst = append(append(append(dst, `,"storage_tier":"`...), dynamoTiers[h.Tier]...), `","event":{"event_id":`...)
+	dst = append(strconv.AppendInt(dst, int64(id), 10), `,"data":{"stored":{"parent_hash":`...)
+	if h.Chain.HasParent {
+		dst = strconv.AppendUint(dst, uint64(h.Chain.Parent), 10)
+	} else {
+		dst = append(dst, "null"...)
+	}
+	dst = append(dst, `,"start_position":`...)
+	if h.Chain.Position != index.NoPosition {
+		dst = strconv.AppendInt(dst, int64(h.Chain.Position), 10)
+	} else {
+		dst = append(dst, "null"...)
+	}
+	dst = append(dst, `,"blocks":[`...)
+	first := true
+	for b := range h.Chain.Singles() {
+		if !first {
+			dst = append(dst, ',')
+		}
+		first = false
+		seq := index.SeqHash(b.Locals[0])
+		switch {
+		case len(b.Hashes) > 0:
+			seq = b.Hashes[0]
+		case b.HasParent:
+			seq = index.Next(b.Parent, b.Locals[0])
+		}
+		dst = strconv.AppendUint(append(dst, `{"block_hash":`...), uint64(seq), 10)
+		dst = strconv.AppendUint(append(dst, `,"tokens_hash":`...), uint64(b.Locals[0]), 10)
+		dst = append(dst, '}')
+	}
+	dst = strconv.AppendInt(append(dst, `]}},"dp_rank":`...), int64(h.Rank), 10)
+	return append(dst, "}}"...)
 }
 
 func (s *Server) dynamoRegister(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {

@@ -114,6 +114,8 @@ func (f *fakeSource) Worker(w *index.Worker, _ time.Time) WorkerState {
 func (f *fakeSource) Workers(string) []WorkerStatus { return f.workers }
 func (f *fakeSource) Status() Status                { return f.status }
 
+func (f *fakeSource) Dump(context.Context, DumpFilter) ([]Held, error) { return nil, nil }
+
 // serve starts a server over src on free ports of the loopback.
 func serve(t testing.TB, src Source, cfg Config) *Server {
 	t.Helper()

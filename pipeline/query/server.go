@@ -46,6 +46,7 @@ type Server struct {
 	gate    *gate
 	tokens  *secure.Tokens // nil: everybody may ask
 	log     *slog.Logger
+	dumping sync.Mutex // held by the one dump that may be under way
 
 	drainOnce sync.Once
 	draining  chan struct{} // closed when shutdown begins

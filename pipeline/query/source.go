@@ -3,6 +3,7 @@
 package query
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"time"
@@ -18,7 +19,7 @@ var (
 )
 
 // Source is what the query side needs of the stage. All methods may be called
-// from any goroutine and do not block.
+// from any goroutine, and all but Dump do not block.
 type Source interface {
 	// Readiness says whether every partition of this instance is live.
 	Readiness() Readiness
@@ -37,6 +38,9 @@ type Source interface {
 	Workers(model string) []WorkerStatus
 	// Status describes the stage as a whole.
 	Status() Status
+	// Dump copies what worker-ranks hold, each of them as of one moment, waiting for the
+	// partitions' goroutines until the context ends. Errors: ErrDumpTooLarge, the context's.
+	Dump(ctx context.Context, f DumpFilter) ([]Held, error)
 }
 
 // Model is one model's index and how its blocks are hashed.
