@@ -73,21 +73,26 @@ func notHere(why string) httpAnswer {
 	}
 }
 
-// readDropin reads a request of one of those APIs.
-func (s *Server) readDropin(w http.ResponseWriter, r *http.Request, scratch *httpScratch, m method, fields dropinFields) (*dropinRequest, error) {
-	if err := s.readBody(w, r, &scratch.in); err != nil {
-		return nil, err
+// dropinAnswer works out what was read and leaves its answer's JSON in s.out.
+type dropinAnswer func(r *http.Request, in *dropinRequest, s *httpScratch) error
+
+// asks reads a request of these fields, of the API that m is of, and answers it.
+func (s *Server) asks(m method, fields dropinFields, answer dropinAnswer) httpAnswer {
+	return func(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
+		if err := s.readBody(w, r, &scratch.in); err != nil {
+			return err
+		}
+		in := new(dropinRequest)
+		unknown, err := in.read(scratch.in.Bytes(), fields)
+		if err != nil {
+			return err
+		}
+		if len(unknown) > 0 {
+			s.in.ignoredFields(m, len(unknown))
+			s.log.Debug("fields of a request are unknown and were ignored", "path", r.URL.Path, "fields", unknown)
+		}
+		return answer(r, in, scratch)
 	}
-	in := new(dropinRequest)
-	unknown, err := in.read(scratch.in.Bytes(), fields)
-	if err != nil {
-		return nil, err
-	}
-	if len(unknown) > 0 {
-		s.in.ignoredFields(m, len(unknown))
-		s.log.Debug("fields of a request are unknown and were ignored", "path", r.URL.Path, "fields", unknown)
-	}
-	return in, nil
 }
 
 // match asks Match what the request does.

@@ -31,6 +31,9 @@ type dropinRequest struct {
 // value at the front of value and returns what follows it.
 type dropinFields map[string]func(in *dropinRequest, name string, value []byte) (rest []byte, err error)
 
+// maxUnknown bounds how many fields of a request are passed over.
+const maxUnknown = 64
+
 // read reads the object that is body, of which nothing is kept, and returns the names
 // of the fields that it does not know.
 func (in *dropinRequest) read(body []byte, fields dropinFields) (unknown []string, err error) {
@@ -64,7 +67,10 @@ func (in *dropinRequest) read(body []byte, fields dropinFields) (unknown []strin
 		} else if changesHashes(name) {
 			at, err = refuseField("unknown, and it may change which blocks are meant")(in, name, value)
 		} else {
-			unknown = append(unknown, strings.Clone(name))
+			if len(unknown) == maxUnknown {
+				return nil, invalid("more than %d unknown fields", maxUnknown)
+			}
+			unknown = append(unknown, name)
 			_, at, err = cutValue(name, value)
 		}
 		if err != nil {

@@ -427,6 +427,7 @@ func TestDropinRefusals(t *testing.T) {
 		{mq, `{"model":"m","token_ids":[1]}{}`, 400, "goes on after"},
 		{mq, `{"model":"m","token_ids":[1],"new":{"a":[1,2}}`, 400, "is no value"},
 		{mq, `{"model":"m","token_ids":[1],"new":` + strings.Repeat("[", 200), 400, "is no value"},
+		{mq, `{"a":1` + strings.Repeat(`,"b":1`, 64) + `}`, 400, "more than 64 unknown fields"},
 		{mq, "{\"model\":\"m\xff\",\"token_ids\":[1]}", 400, "not UTF-8"},
 		{mq, `{"model":7,"token_ids":[1]}`, 400, "model: 7 is not a string"},
 		{mq, `{"token_ids":[1]}`, 400, "model is empty"},

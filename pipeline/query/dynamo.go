@@ -25,12 +25,12 @@ const dynamoBase = "/dynamo"
 func (s *Server) mountDynamo(mux *http.ServeMux) {
 	const replicas = "replicas are fed by Kafka, each by itself: there are no peers to register"
 	s.mount(mux, dynamoBase, []dropinRoute{
-		{dynamoMethod, http.MethodPost, "/query", s.dynamoQuery},
-		{dynamoMethod, http.MethodPost, "/query_by_hash", s.dynamoByHash},
+		{dynamoMethod, http.MethodPost, "/query", s.asks(dynamoMethod, dynamoQueryFields, s.dynamoQuery)},
+		{dynamoMethod, http.MethodPost, "/query_by_hash", s.asks(dynamoMethod, dynamoHashFields, s.dynamoByHash)},
 		{dropinMethod, http.MethodGet, "/workers", s.dynamoWorkers},
 		{dropinMethod, http.MethodGet, "/dump", s.dynamoDump},
-		{dropinMethod, http.MethodPost, "/register", s.dynamoRegister},
-		{dropinMethod, http.MethodPost, "/unregister", s.dynamoUnregister},
+		{dropinMethod, http.MethodPost, "/register", s.asks(dynamoMethod, dynamoRegisterFields, s.dynamoRegister)},
+		{dropinMethod, http.MethodPost, "/unregister", s.asks(dynamoMethod, dynamoRegisterFields, s.dynamoUnregister)},
 		{dropinMethod, http.MethodPost, "/register_peer", notHere(replicas)},
 		{dropinMethod, http.MethodPost, "/deregister_peer", notHere(replicas)},
 		{dropinMethod, http.MethodGet, "/peers", always(`[]`)},
@@ -69,32 +69,24 @@ var (
 	}
 )
 
-func (s *Server) dynamoQuery(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
-	in, err := s.readDropin(w, r, scratch, dynamoMethod, dynamoQueryFields)
-	if err != nil {
-		return err
-	}
+func (s *Server) dynamoQuery(r *http.Request, in *dropinRequest, scratch *httpScratch) error {
 	if len(in.tokens) == 0 {
 		return invalid("token_ids is empty")
 	}
-	return s.dynamoAnswer(r, scratch, in)
+	return s.dynamoAnswer(r, in, scratch)
 }
 
 // dynamoByHash answers for local hashes, as int64s or as uint64s.
-func (s *Server) dynamoByHash(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
-	in, err := s.readDropin(w, r, scratch, dynamoMethod, dynamoHashFields)
-	if err != nil {
-		return err
-	}
+func (s *Server) dynamoByHash(r *http.Request, in *dropinRequest, scratch *httpScratch) error {
 	if len(in.hashes) == 0 {
 		return invalid("block_hashes is empty")
 	}
-	return s.dynamoAnswer(r, scratch, in)
+	return s.dynamoAnswer(r, in, scratch)
 }
 
 // dynamoAnswer leaves {scores: {instance: {rank: tokens}}, frequencies, instances:
 // {instance: {longest_matched, gpu, dp: {rank: tokens}, cpu, disk}}}.
-func (s *Server) dynamoAnswer(r *http.Request, scratch *httpScratch, in *dropinRequest) error {
+func (s *Server) dynamoAnswer(r *http.Request, in *dropinRequest, scratch *httpScratch) error {
 	if in.group != "" && in.group != defaultGroup {
 		return &httpError{http.StatusNotFound, "NOT_FOUND", "no indexer for model=" + in.model + " routing_group=" + in.group + ": every worker is in the group " + defaultGroup}
 	}
@@ -348,20 +340,12 @@ func appendDynamoEvent(dst []byte, id int, h Held) []byte {
 	return append(dst, "}}"...)
 }
 
-func (s *Server) dynamoRegister(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
-	in, err := s.readDropin(w, r, scratch, dynamoMethod, dynamoRegisterFields)
-	if err != nil {
-		return err
-	}
+func (s *Server) dynamoRegister(r *http.Request, in *dropinRequest, scratch *httpScratch) error {
 	scratch.code, scratch.out = http.StatusCreated, append(scratch.out[:0], `{"status":"ok"}`...)
 	return s.registered(in)
 }
 
-func (s *Server) dynamoUnregister(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
-	in, err := s.readDropin(w, r, scratch, dynamoMethod, dynamoRegisterFields)
-	if err != nil {
-		return err
-	}
+func (s *Server) dynamoUnregister(r *http.Request, in *dropinRequest, scratch *httpScratch) error {
 	if err := s.unregistered(in); err != nil {
 		return err
 	}

@@ -15,10 +15,10 @@ const mooncakeBase = "/mooncake"
 
 func (s *Server) mountMooncake(mux *http.ServeMux) {
 	s.mount(mux, mooncakeBase, []dropinRoute{
-		{mooncakeMethod, http.MethodPost, "/query", s.mooncakeQuery},
-		{mooncakeMethod, http.MethodPost, "/query_by_hash", s.mooncakeByHash},
-		{dropinMethod, http.MethodPost, "/register", s.mooncakeRegister},
-		{dropinMethod, http.MethodPost, "/unregister", s.mooncakeUnregister},
+		{mooncakeMethod, http.MethodPost, "/query", s.asks(mooncakeMethod, mooncakeQueryFields, s.mooncakeQuery)},
+		{mooncakeMethod, http.MethodPost, "/query_by_hash", s.asks(mooncakeMethod, mooncakeHashFields, s.mooncakeByHash)},
+		{dropinMethod, http.MethodPost, "/register", s.asks(mooncakeMethod, mooncakeRegisterFields, s.mooncakeRegister)},
+		{dropinMethod, http.MethodPost, "/unregister", s.asks(mooncakeMethod, mooncakeRegisterFields, s.mooncakeUnregister)},
 		{dropinMethod, http.MethodGet, "/health", always(`{"alive":true}`)},
 	})
 }
@@ -68,35 +68,29 @@ var (
 	}
 )
 
-func (s *Server) mooncakeQuery(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
-	in, err := s.readDropin(w, r, scratch, mooncakeMethod, mooncakeQueryFields)
-	if err != nil {
-		return err
-	}
+func (s *Server) mooncakeQuery(r *http.Request, in *dropinRequest, scratch *httpScratch) error {
 	if len(in.tokens) == 0 {
 		return invalid("token_ids is empty")
 	}
-	return s.mooncakeAnswer(r, scratch, in)
+	return s.mooncakeAnswer(r, in, scratch)
 }
 
-func (s *Server) mooncakeByHash(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
-	in, err := s.readDropin(w, r, scratch, mooncakeMethod, mooncakeHashFields)
-	if err != nil {
-		return err
-	}
+func (s *Server) mooncakeByHash(r *http.Request, in *dropinRequest, scratch *httpScratch) error {
 	if len(in.hashes) == 0 {
 		return invalid("seq_hashes is empty")
 	}
-	if in.hashes, err = s.service.localsOf(in.model, in.blockSize, "seq_hashes", in.hashes); err != nil {
+	locals, err := s.service.localsOf(in.model, in.blockSize, "seq_hashes", in.hashes)
+	if err != nil {
 		return err
 	}
-	return s.mooncakeAnswer(r, scratch, in)
+	in.hashes = locals
+	return s.mooncakeAnswer(r, in, scratch)
 }
 
 // mooncakeAnswer leaves {tenant: {instance: {longest_matched, GPU, DP, CPU, DISK}}},
 // in tokens. Instances that hold nothing of the prompt are absent, but not one that
 // was asked for by name.
-func (s *Server) mooncakeAnswer(r *http.Request, scratch *httpScratch, in *dropinRequest) error {
+func (s *Server) mooncakeAnswer(r *http.Request, in *dropinRequest, scratch *httpScratch) error {
 	resp, err := s.match(r, in)
 	if err != nil {
 		return err
@@ -146,11 +140,7 @@ func appendRanks(dst []byte, ranks []*pb.WorkerMatch) []byte {
 }
 
 // mooncakeRegister says yes to what is so already: workers are known by their events.
-func (s *Server) mooncakeRegister(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
-	in, err := s.readDropin(w, r, scratch, mooncakeMethod, mooncakeRegisterFields)
-	if err != nil {
-		return err
-	}
+func (s *Server) mooncakeRegister(r *http.Request, in *dropinRequest, scratch *httpScratch) error {
 	if err := s.registered(in); err != nil {
 		return err
 	}
@@ -158,11 +148,7 @@ func (s *Server) mooncakeRegister(w http.ResponseWriter, r *http.Request, scratc
 	return nil
 }
 
-func (s *Server) mooncakeUnregister(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
-	in, err := s.readDropin(w, r, scratch, mooncakeMethod, mooncakeRegisterFields)
-	if err != nil {
-		return err
-	}
+func (s *Server) mooncakeUnregister(r *http.Request, in *dropinRequest, scratch *httpScratch) error {
 	if err := s.unregistered(in); err != nil {
 		return err
 	}
