@@ -23,7 +23,7 @@ type dropinRoute struct {
 // that verb, is refused in the API's own words.
 func (s *Server) mount(mux *http.ServeMux, base string, routes []dropinRoute) {
 	for _, r := range routes {
-		mux.Handle(r.verb+" "+base+r.path, s.endpoint(r.m, r.verb, flatErrors(r.answer)))
+		mux.Handle(r.verb+" "+base+r.path, s.endpoint(r.m, r.verb, r.answer))
 	}
 	mux.HandleFunc(base+"/", func(w http.ResponseWriter, r *http.Request) {
 		var verbs []string
@@ -49,15 +49,6 @@ type dropinError struct{ err error }
 func (e *dropinError) Error() string { return e.err.Error() }
 func (e *dropinError) Unwrap() error { return e.err }
 
-func flatErrors(answer httpAnswer) httpAnswer {
-	return func(w http.ResponseWriter, r *http.Request, s *httpScratch) error {
-		if err := answer(w, r, s); err != nil {
-			return &dropinError{err}
-		}
-		return nil
-	}
-}
-
 // always answers the same.
 func always(body string) httpAnswer {
 	return func(_ http.ResponseWriter, _ *http.Request, s *httpScratch) error {
@@ -82,17 +73,28 @@ func (s *Server) asks(m method, fields dropinFields, answer dropinAnswer) httpAn
 		if err := s.readBody(w, r, &scratch.in); err != nil {
 			return err
 		}
-		in := new(dropinRequest)
-		unknown, err := in.read(scratch.in.Bytes(), fields)
-		if err != nil {
-			return err
-		}
-		if len(unknown) > 0 {
-			s.in.ignoredFields(m, len(unknown))
-			s.log.Debug("fields of a request are unknown and were ignored", "path", r.URL.Path, "fields", unknown)
-		}
-		return answer(r, in, scratch)
+		return s.parseAndAnswer(r, scratch, m, fields, answer)
 	}
+}
+
+// queries is asks of what ends in a Match: it passes the gate as that does.
+func (s *Server) queries(m method, fields dropinFields, answer dropinAnswer) httpAnswer {
+	return s.gated(func(_ http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
+		return s.parseAndAnswer(r, scratch, m, fields, answer)
+	})
+}
+
+func (s *Server) parseAndAnswer(r *http.Request, scratch *httpScratch, m method, fields dropinFields, answer dropinAnswer) error {
+	in := new(dropinRequest)
+	unknown, err := in.read(scratch.in.Bytes(), fields)
+	if err != nil {
+		return err
+	}
+	if len(unknown) > 0 {
+		s.in.ignoredFields(m, len(unknown))
+		s.log.Debug("fields of a request are unknown and were ignored", "path", r.URL.Path, "fields", unknown)
+	}
+	return answer(r, in, scratch)
 }
 
 // match asks Match what the request does.

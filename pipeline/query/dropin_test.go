@@ -4,12 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net/http"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
@@ -517,6 +520,91 @@ func TestDropinNotReady(t *testing.T) {
 		code, answer := do(t, s, "POST", path, "application/json", strings.NewReader(body))
 		if name, text := flatErrorOf(t, answer); code != 503 || name != "UNAVAILABLE" || !strings.Contains(text, "kv-events/3: restoring") {
 			t.Errorf("%s: %d %s", path, code, answer)
+		}
+	}
+}
+
+// Queries pass the same gate and the same limits as Match; the rest does not wait.
+func TestDropinOverload(t *testing.T) {
+	f := newDropinFleet("m", 4, index.Flash)
+	goOn := make(chan struct{})
+	f.onModel = func() { <-goOn }
+	cfg := measured(t)
+	cfg.Limits = Limits{MaxConcurrent: 1, MaxQueue: 1, QueueTimeout: time.Minute, Deadline: time.Minute}
+	s := serve(t, f, cfg)
+	bodies := map[string]string{
+		"/mooncake/query":         `{"model":"m","token_ids":[1]}`,
+		"/mooncake/query_by_hash": `{"model":"m","seq_hashes":[1]}`,
+		"/dynamo/query":           `{"model_name":"m","token_ids":[1]}`,
+		"/dynamo/query_by_hash":   `{"model_name":"m","block_hashes":[1]}`,
+	}
+	answers := make(chan int, 2)
+	for _, path := range []string{"/mooncake/query_by_hash", "/dynamo/query"} {
+		go func() {
+			code, _ := do(t, s, "POST", path, "", strings.NewReader(bodies[path]))
+			answers <- code
+		}()
+	}
+	eventually(t, "one works and one waits", func() bool {
+		return metricOf(t, s, "kvindex_query_working") == "1" && metricOf(t, s, "kvindex_query_queued") == "1"
+	})
+	for path, body := range bodies {
+		code, answer := do(t, s, "POST", path, "", strings.NewReader(body))
+		if name, text := flatErrorOf(t, answer); code != http.StatusTooManyRequests || name != "RESOURCE_EXHAUSTED" || !strings.Contains(text, "busy: 1 queries") {
+			t.Errorf("%s: %d %s", path, code, answer)
+		}
+	}
+	if n := metricOf(t, s, refusedMetric("http", "queue_full")); n != "4" {
+		t.Errorf("%s refusals", n)
+	}
+	for _, path := range []string{"/dynamo/workers", "/dynamo/health", "/mooncake/health"} {
+		if code, answer := get(t, s, path); code != http.StatusOK {
+			t.Errorf("%s: %d %s", path, code, answer)
+		}
+	}
+	close(goOn)
+	for range 2 {
+		if code := <-answers; code != http.StatusOK {
+			t.Errorf("one that waited: %d", code)
+		}
+	}
+}
+
+// What is too large costs no memory beyond the limit of bytes, and without a token
+// nothing is read.
+func TestDropinAbuse(t *testing.T) {
+	s := serve(t, newDropinFleet("m", 4, index.Flash), Config{TokenFile: tokenFile(t)})
+	const tenMillion = 10_000_000
+	for _, c := range []struct {
+		path, head, token string
+		status            int
+		want              string
+	}{
+		{"/mooncake/query_by_hash", `{"model":"m","seq_hashes":[1`, goodToken, 413, "above the limit of 4194304 bytes"},
+		{"/dynamo/query_by_hash", `{"model_name":"m","block_hashes":[1`, goodToken, 413, "above the limit of 4194304 bytes"},
+		{"/dynamo/query_by_hash", `{"model_name":"m","block_hashes":[1`, oldToken, 401, "expired"},
+		{"/dynamo/dump", ``, oldToken, 401, "expired"},
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		body := &endless{head: []byte(c.head), piece: []byte(`,18446744073709551615`), left: 21 * tenMillion}
+		req, err := http.NewRequestWithContext(t.Context(), "POST", "http://"+s.HTTPAddr().String()+c.path, body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Authorization", "Bearer "+c.token)
+		resp, err := (&http.Client{Transport: &http.Transport{}}).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		runtime.ReadMemStats(&after)
+		if err != nil || resp.StatusCode != c.status || !strings.Contains(string(answer), c.want) {
+			t.Errorf("%s: %d %s, %v, want %d %s", c.path, resp.StatusCode, answer, err, c.status, c.want)
+		}
+		if used, taken := after.TotalAlloc-before.TotalAlloc, body.taken.Load(); used > 64<<20 || taken > 32<<20 {
+			t.Errorf("%s: %d MiB were allocated, %d bytes taken", c.path, used>>20, taken)
 		}
 	}
 }

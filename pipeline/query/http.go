@@ -44,7 +44,7 @@ const keptBytes = 256 << 10
 
 func (s *Server) newHTTP() *http.Server {
 	mux := http.NewServeMux()
-	mux.Handle(pathMatch, s.endpoint(matchMethod, http.MethodPost, s.matchHTTP))
+	mux.Handle(pathMatch, s.endpoint(matchMethod, http.MethodPost, s.gated(s.matchHTTP)))
 	mux.Handle(pathWorkers, s.endpoint(workersMethod, http.MethodGet, s.workersHTTP))
 	mux.Handle(pathStatus, s.endpoint(statusMethod, http.MethodGet, s.statusHTTP))
 	s.mountMooncake(mux)
@@ -97,6 +97,9 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 		s.in.end(overHTTP, m, status.Code(err), start)
 		if err != nil {
 			s.refusedBusy(overHTTP, err)
+			if m.isDropin() {
+				err = &dropinError{err}
+			}
 			writeError(w, err)
 		} else {
 			writeJSON(w, cmp.Or(scratch.code, http.StatusOK), scratch.out)
@@ -107,18 +110,26 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 	})
 }
 
-func (s *Server) matchHTTP(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
-	place, err := s.gate.admit(func() { http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) })
-	if err != nil {
-		return err
+// gated has a query read its body, and then work, as the gate lets it; the answer
+// is made by then.
+func (s *Server) gated(then httpAnswer) httpAnswer {
+	return func(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
+		place, err := s.gate.admit(func() { http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) })
+		if err != nil {
+			return err
+		}
+		defer place.end()
+		if err := s.readBody(w, r, &scratch.in); err != nil {
+			return err
+		}
+		if err := place.work(r.Context()); err != nil {
+			return err
+		}
+		return then(w, r, scratch)
 	}
-	defer place.end()
-	if err := s.readBody(w, r, &scratch.in); err != nil {
-		return err
-	}
-	if err := place.work(r.Context()); err != nil {
-		return err
-	}
+}
+
+func (s *Server) matchHTTP(_ http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
 	req, err := parseMatch(scratch.in.Bytes())
 	if err != nil {
 		return err

@@ -40,6 +40,10 @@ var (
 // matches reports whether requests of the method ask Match.
 func (m method) matches() bool { return m == matchMethod || m == mooncakeMethod || m == dynamoMethod }
 
+// isDropin reports whether requests of the method are in the words of another
+// indexer's API.
+func (m method) isDropin() bool { return m == mooncakeMethod || m == dynamoMethod || m == dropinMethod }
+
 const codesCount = int(codes.Unauthenticated) + 1
 
 // instruments are the query side's metrics. Every set of attributes is made
