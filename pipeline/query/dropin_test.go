@@ -550,7 +550,7 @@ func TestDropinOverload(t *testing.T) {
 	})
 	for path, body := range bodies {
 		code, answer := do(t, s, "POST", path, "", strings.NewReader(body))
-		if name, text := flatErrorOf(t, answer); code != http.StatusTooManyRequests || name != "RESOURCE_EXHAUSTED" || !strings.Contains(text, "busy: 1 queries") {
+		if name, text := flatErrorOf(t, answer); code != http.StatusTooManyRequests || name != "RESOURCE_EXHAUSTED" || !strings.Contains(text, "busy: all places for 1 queries") {
 			t.Errorf("%s: %d %s", path, code, answer)
 		}
 	}

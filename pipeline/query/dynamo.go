@@ -189,14 +189,14 @@ func appendDynamoWorker(dst []byte, topic string, ranks []WorkerStatus) []byte {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
-		dst = appendString(append(appendRank(dst, r.Rank), ':'), place(topic, r.Partition))
+		dst = appendString(append(appendRank(dst, r.Rank), ':'), origin(topic, r.Partition))
 	}
 	dst = append(dst, `},"listeners":{`...)
 	for i, r := range ranks {
 		if i > 0 {
 			dst = append(dst, ',')
 		}
-		dst = appendString(append(appendRank(dst, r.Rank), `:{"endpoint":`...), place(topic, r.Partition))
+		dst = appendString(append(appendRank(dst, r.Rank), `:{"endpoint":`...), origin(topic, r.Partition))
 		status := "active"
 		if r.Silent {
 			status = "paused"
@@ -214,8 +214,8 @@ func appendRank(dst []byte, rank int32) []byte {
 	return append(strconv.AppendInt(append(dst, '"'), int64(rank), 10), '"')
 }
 
-// place is where a worker-rank's events come from.
-func place(topic string, partition int32) string {
+// origin is where a worker-rank's events come from.
+func origin(topic string, partition int32) string {
 	return "kafka:" + topic + "/" + strconv.Itoa(int(partition))
 }
 
