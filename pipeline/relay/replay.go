@@ -65,7 +65,7 @@ func (s *stream) catchUp(ctx context.Context, tries int) bool {
 			s.show(stateLive, "")
 			return true
 		}
-		s.troubles.log.Info("replay incomplete", "err", err, "next", s.pos.next)
+		s.troubles.log.Info("replay incomplete", "error", err, "next", s.pos.next)
 		if s.countReplay(err); err == errRestarted {
 			if restarts++; restarts <= maxRestarts {
 				continue
@@ -154,8 +154,11 @@ func (s *stream) ask(ctx context.Context, last bool) error {
 			s.begin(seq, causeGap, fmt.Sprintf("the replay endpoint has no batch before %d", seq))
 		case first:
 			s.begin(seq, s.due, fmt.Sprintf("the replay begins at batch %d", seq))
-		case seq < s.pos.next:
-			continue // said twice
+		case seq < s.pos.next: // said twice
+			if bad++; bad > maxAsked {
+				return errNonsense
+			}
+			continue
 		case seq > s.pos.next && (applied > 0 || !last):
 			return errSkipped
 		case seq > s.pos.next:
@@ -218,11 +221,10 @@ const endMark = math.MaxUint64
 // readAnswer reads a replay's message: an empty frame, the topic (since vLLM 0.26
 // and SGLang 0.5.22), the number, the payload.
 func readAnswer(frames [][]byte) (seq int64, payload []byte, err error) {
-	if len(frames) == 4 {
-		frames = frames[1:]
-	} else if len(frames) != 3 || len(frames[0]) != 0 {
+	if len(frames) < 3 || len(frames) > 4 || len(frames[0]) != 0 {
 		return 0, nil, errMessage
 	}
+	frames = frames[len(frames)-3:]
 	if len(frames[1]) != 8 {
 		return 0, nil, errMessage
 	}

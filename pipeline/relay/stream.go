@@ -225,12 +225,12 @@ func (s *stream) event(ctx context.Context, e *zmtp.Event) {
 		s.begun(ctx)
 	case zmtp.Disconnected:
 		s.counts.add(disconnects, 1)
-		s.troubles.log.Warn("connection lost", "err", e.Err)
+		s.troubles.log.Warn("connection lost", "error", e.Err)
 		s.connected = false
 		s.show(stateConnecting, e.Err.Error())
 	case zmtp.Failed:
 		s.counts.add(connectFailures, 1)
-		s.say("cannot connect to the engine", "err", e.Err)
+		s.say("cannot connect to the engine", "error", e.Err)
 		s.connected = false
 		s.show(stateConnecting, e.Err.Error())
 		if errors.Is(e.Err, syscall.ECONNREFUSED) || errors.Is(e.Err, fs.ErrNotExist) {
