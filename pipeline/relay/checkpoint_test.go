@@ -460,6 +460,31 @@ func TestCheckpointEvery(t *testing.T) {
 	}
 }
 
+// TestLockState: one relay at a time has a state directory.
+func TestLockState(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "made")
+	one, err := lockState(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lockState(dir); !errors.Is(err, errInUse) {
+		t.Errorf("a second relay: %v", err)
+	}
+	one.Close()
+	two, err := lockState(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	two.Close()
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := lockState(file); err == nil || errors.Is(err, errInUse) {
+		t.Errorf("a file in the directory's place: %v", err)
+	}
+}
+
 // TestFileNames: different worker-ranks never share a file, whatever they are
 // called, and no name leads out of the directory.
 func TestFileNames(t *testing.T) {

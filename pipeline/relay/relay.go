@@ -52,6 +52,16 @@ func New(cfg Config) (*Relay, error) {
 // the HTTP port cannot be had; trouble with engines and brokers is waited out and
 // said in the log, the status and by not being ready.
 func (r *Relay) Run(ctx context.Context) error {
+	if dir := r.cfg.StateDir; dir != "" {
+		lock, err := lockState(dir)
+		if errors.Is(err, errInUse) {
+			return fmt.Errorf("state-dir: %w", err)
+		}
+		if err != nil {
+			r.log.Warn("state directory cannot be locked", "dir", dir, "error", err)
+		}
+		defer lock.Close() // that of no file does nothing
+	}
 	client, err := kgo.NewClient(r.kafka()...)
 	if err != nil {
 		return fmt.Errorf("kafka client: %w", err)
