@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -368,26 +367,4 @@ func (n *Native) Close() error {
 		n.closeErr = os.RemoveAll(n.dir)
 	})
 	return n.closeErr
-}
-
-// freePorts returns n ports that nothing on 127.0.0.1 listens on. They lie below the range from which Linux takes the ports of
-// outgoing connections (32768 and up), so that a killed node finds its port free when it comes back.
-func freePorts(n int) ([]int, error) {
-	const low, high = 20000, 32000
-	var ports []int
-	for range 10 * (n + 10) {
-		p := low + rand.IntN(high-low)
-		if slices.Contains(ports, p) {
-			continue
-		}
-		l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(p)))
-		if err != nil {
-			continue
-		}
-		l.Close()
-		if ports = append(ports, p); len(ports) == n {
-			return ports, nil
-		}
-	}
-	return nil, fmt.Errorf("no %d free ports on 127.0.0.1 between %d and %d", n, low, high)
 }

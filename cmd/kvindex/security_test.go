@@ -96,10 +96,7 @@ func TestAStageWithEveryLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer cluster.Close()
-	address, err := freeAddress()
-	if err != nil {
-		t.Fatal(err)
-	}
+	address := testcontainers.FreeAddress(t, 1)
 	const token = "a-token-that-is-long-enough"
 	t.Setenv("KVINDEX_BROKERS", cluster.ListenAddrs()[0])
 	t.Setenv("KVINDEX_KAFKA_TLS", "true")

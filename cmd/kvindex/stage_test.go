@@ -28,12 +28,10 @@ type running struct {
 
 func (r *running) start(t *testing.T) {
 	t.Helper()
-	var err error
 	if r.address == "" {
-		if r.address, err = freeAddress(); err != nil {
-			t.Fatal(err)
-		}
+		r.address = testcontainers.FreeAddress(t, 1)
 	}
+	var err error
 	r.child, err = startChild(filepath.Join(t.TempDir(), "log"), stageCommandName, "--brokers", r.broker.Brokers()[0],
 		"--grpc-listen", r.address, "--http-listen", "127.0.0.1:0", "--snapshot-max-age", "200ms", "--drain-timeout", "1s", "--log-level", "warn")
 	if err != nil {

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"hash/crc32"
 	"log/slog"
-	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -193,7 +192,7 @@ func TestPythonProducer(t *testing.T) {
 // stage runs a stage on the topic. ask asks it, over gRPC, for the prompt's tokens until the answer is as wanted.
 func stage(t *testing.T, b testcontainers.Broker, topic string) (ask func(tokens []uint32, want verify.State, depth int), grpcAddr, httpAddr string) {
 	t.Helper()
-	grpcAddr, httpAddr = freeAddr(t), freeAddr(t)
+	grpcAddr, httpAddr = testcontainers.FreeAddress(t, 1), testcontainers.FreeAddress(t, 1)
 	cfg := pipeline.DefaultConfig()
 	cfg.Brokers, cfg.Topic, cfg.SnapshotTopic = b.Brokers(), topic, ""
 	cfg.GRPCListen, cfg.HTTPListen = grpcAddr, httpAddr
@@ -234,17 +233,6 @@ func stage(t *testing.T, b testcontainers.Broker, topic string) (ask func(tokens
 		})
 	}
 	return ask, grpcAddr, httpAddr
-}
-
-// freeAddr is an address of the loopback that nobody listened on a moment ago.
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer free.Close()
-	return free.Addr().String()
 }
 
 // check reads the whole topic and checks that its one worker is as wanted and

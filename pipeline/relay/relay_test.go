@@ -38,23 +38,12 @@ type python struct {
 	stderr         *bytes.Buffer
 }
 
-// freePort returns an endpoint that nobody listens at.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return "tcp://" + l.Addr().String()
-}
-
 // startEngine starts an engine at endpoints of its own.
 func startEngine(t *testing.T, replay bool) *python {
 	t.Helper()
-	p := &python{events: freePort(t), replay: "-"}
+	p := &python{events: "tcp://" + testcontainers.FreeAddress(t, 1), replay: "-"}
 	if replay {
-		p.replay = freePort(t)
+		p.replay = "tcp://" + testcontainers.FreeAddress(t, 1)
 	}
 	p.start(t, 0)
 	t.Cleanup(func() {

@@ -15,7 +15,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -142,7 +141,7 @@ func newHarness(t *testing.T, b testcontainers.Broker) *harness {
 	h := &harness{
 		t: t, broker: b, binary: filepath.Join(t.TempDir(), "kvindex"),
 		events: testcontainers.Name("kv-events"), snapshots: testcontainers.Name("kv-snapshots"),
-		grpc: freeAddress(t), http: freeAddress(t),
+		grpc: testcontainers.FreeAddress(t, 1), http: testcontainers.FreeAddress(t, 1),
 		oracle: verify.New(time.Hour), read: map[int32]int64{},
 	}
 	build := exec.Command("go", "build", "-o", h.binary, "kvindex/cmd/kvindex")
@@ -157,15 +156,6 @@ func newHarness(t *testing.T, b testcontainers.Broker) *harness {
 		"KVINDEX_QUERY_ADDRESS="+h.grpc,
 	)
 	return h
-}
-
-func freeAddress(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // pause lets the load run: time is what this test is about, not what it waits for.

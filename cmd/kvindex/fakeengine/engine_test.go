@@ -12,6 +12,7 @@ import (
 	"kvindex/cmd/kvindex/fleet"
 	"kvindex/index"
 	"kvindex/pipeline/relay/engine"
+	"kvindex/testcontainers"
 )
 
 // testConfig is an engine's whose caches turn over quickly.
@@ -171,6 +172,7 @@ func TestStreamIsWhatIsHeld(t *testing.T) {
 			t.Run(fmt.Sprint(f.kind, f.shape, f.hashes, host), func(t *testing.T) {
 				cfg := testConfig(f.kind, f.shape, f.hashes)
 				cfg.Ranks, cfg.HostCapacity, cfg.BufferSteps = 2, host, 100
+				cfg.Listen, cfg.ReplayListen = testcontainers.FreeAddress(t, 2), testcontainers.FreeAddress(t, 2)
 				cfg.Hasher = index.Hasher(host % 2)
 				e := newEngine(t, cfg)
 				listeners := []*listener{newListener(t, &cfg), newListener(t, &cfg)}
@@ -274,6 +276,7 @@ func tell(t *testing.T, cfg *Config, l *listener) {
 func TestIncarnationsDiffer(t *testing.T) {
 	names := map[string]bool{}
 	cfg := testConfig(VLLM, Map, Int)
+	cfg.Listen, cfg.ReplayListen = testcontainers.FreeAddress(t, 1), testcontainers.FreeAddress(t, 1)
 	e := newEngine(t, cfg)
 	for range 3 {
 		q, err := fleet.NewSynthetic(1, 1).Next()

@@ -260,6 +260,7 @@ func TestFaultsByCount(t *testing.T) {
 func TestRestartOverTheWire(t *testing.T) {
 	cfg := testConfig(VLLM, Map, Int)
 	cfg.Ranks = 2
+	cfg.Listen, cfg.ReplayListen = testcontainers.FreeAddress(t, 2), testcontainers.FreeAddress(t, 2)
 	e := newEngine(t, cfg)
 	c := newClient(t, e, 1)
 	requests := new(distinct)

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -191,12 +190,7 @@ func TestLibzmqPublisherFirst(t *testing.T) {
 }
 
 func TestLibzmqPublisherLater(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.Close()
-	endpoint := "tcp://" + l.Addr().String()
+	endpoint := "tcp://" + testcontainers.FreeAddress(t, 1)
 	s := connectTo(t, endpoint)
 	for range 5 {
 		if e, err := s.Next(t.Context()); err != nil || e.Kind != Failed {
@@ -213,7 +207,7 @@ func TestLibzmqPublisherLater(t *testing.T) {
 // A publisher that is killed and comes back is subscribed to again; what it had
 // sent before is read before the disconnect is told.
 func TestLibzmqKilledAndRestarted(t *testing.T) {
-	p := startPython(t, "xpub", anyPort)
+	p := startPython(t, "xpub", "tcp://"+testcontainers.FreeAddress(t, 1))
 	s := connectTo(t, p.endpoint)
 	until(t, s, Connected)
 	for range 3 {

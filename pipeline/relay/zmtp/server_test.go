@@ -59,7 +59,12 @@ func numbered(n, size int) [][]byte {
 }
 
 func TestPubToSubs(t *testing.T) {
-	p := listenPub(t, ListenConfig{HWM: 10_000, HandshakeTimeout: patience, MaxPeers: 10})
+	address := testcontainers.FreeAddress(t, 1)
+	p, err := ListenPub(address, ListenConfig{HWM: 10_000, HandshakeTimeout: patience, MaxPeers: 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
 	s := connectTo(t, p.Endpoint())
 	until(t, s, Connected)
 	subscribed(t, p, 1)
@@ -77,7 +82,7 @@ func TestPubToSubs(t *testing.T) {
 	}
 	p.Close()
 	until(t, s, Disconnected)
-	again, err := ListenPub(strings.TrimPrefix(p.Endpoint(), "tcp://"), DefaultListenConfig())
+	again, err := ListenPub(address, DefaultListenConfig())
 	if err != nil {
 		t.Fatal(err)
 	}
