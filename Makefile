@@ -2,7 +2,7 @@
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: build test race fuzz bench lint demo crash proto
+.PHONY: build test race fuzz bench lint demo crash crash-relay proto
 .DEFAULT_GOAL := build
 
 build: ## bin/kvindex
@@ -31,6 +31,9 @@ demo: ## a broker, the stage, a fleet, a crash, in one command and without servi
 # TRACE=file replays that trace instead of one made up; KAFKA_BROKERS=host:port,... uses brokers that run already.
 crash: ## ten times kill -9 of the stage under load on a real Kafka, answers compared each time
 	KVINDEX_KILLS=$(or $(KILLS),10) KVINDEX_TRACE=$(abspath $(TRACE)) go test -count 1 -timeout 20m -v -run TestKillNineUnderLoad ./cmd/kvindex/crash
+
+crash-relay: ## twenty times kill -9 of engines, of the relay and of Kafka under load, answers compared each time with what the engines hold
+	KVINDEX_ROUNDS=$(or $(ROUNDS),20) go test -count 1 -timeout 20m -v -run TestRelayKills ./cmd/kvindex/crash
 
 proto: ## the Go code of the query protocol, with pinned generators (Python for protoc)
 	pipeline/query/kvindexpb/gen.sh

@@ -30,8 +30,8 @@ import (
 // plan is what happens to whom, round after round and from the start again.
 // Words in one round happen at once. Only gap and garbage may lose anything.
 var plan = []string{
-	"relay", "kafka", "engine", "relay kafka", "engine relay", "cut",
-	"engine kafka", "gap", "clear", "engine relay kafka", "cut relay", "garbage", "engine engine",
+	"relay", "kafka", "engine", "cut", "gap", "engine relay",
+	"clear", "relay kafka", "garbage", "engine kafka", "engine relay kafka", "cut relay", "engine engine",
 }
 
 // rounds is how many of them there are.
