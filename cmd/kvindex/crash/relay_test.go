@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,7 +32,7 @@ import (
 // Words in one round happen at once. Only gap and garbage may lose anything.
 var plan = []string{
 	"relay", "kafka", "engine", "cut", "gap", "engine relay",
-	"clear", "relay kafka", "garbage", "engine kafka", "engine relay kafka", "cut relay", "engine engine",
+	"clear", "relay kafka", "garbage", "engine kafka", "hang-kafka", "engine relay kafka", "cut relay", "hang-engine", "engine engine", "hang-relay",
 }
 
 // rounds is how many of them there are.
@@ -222,7 +223,7 @@ func (h *relayHarness) hit(words []string) (names []string) {
 		switch word {
 		case "cut":
 			e = h.engines[0]
-		case "relay", "kafka":
+		case "relay", "kafka", "hang-relay", "hang-kafka":
 			e = nil
 		default:
 			order = order[1:]
@@ -250,6 +251,21 @@ func (h *relayHarness) hit(words []string) (names []string) {
 			e.killed, e.clipped = true, false
 			e.seed += h.rng.IntN(2) // or the same requests again, as with vLLM's hashes that have a fixed seed
 			again = append(again, e.start)
+		case "hang-relay":
+			h.relay.signal(syscall.SIGSTOP)
+			again = append(again, func() { h.relay.signal(syscall.SIGCONT) })
+		case "hang-engine":
+			e.process.signal(syscall.SIGSTOP)
+			again = append(again, func() { e.process.signal(syscall.SIGCONT) })
+		case "hang-kafka":
+			if err := h.kafka.Pause(0); err != nil {
+				t.Fatal(err)
+			}
+			again = append(again, func() {
+				if err := h.kafka.Resume(0); err != nil {
+					t.Fatal(err)
+				}
+			})
 		case "cut":
 			for _, l := range e.lines {
 				l.cut()
