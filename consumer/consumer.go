@@ -90,12 +90,13 @@ type Consumer struct {
 	commands []func()           // to be run by the poll goroutine between two polls
 	wake     context.CancelFunc // ends the poll under way
 	problem  string             // why the topic cannot be looked at, "" if it can
+	seen     time.Time          // the last moment at which it could be; New's before
 }
 
 // New returns a Consumer that has not asked anything yet.
 func New(cfg Config) *Consumer {
 	cfg.Buffer = max(cfg.Buffer, 4)
-	return &Consumer{cfg: cfg}
+	return &Consumer{cfg: cfg, seen: time.Now()}
 }
 
 // Partitions returns the partitions known so far that the topic has, by
@@ -129,13 +130,23 @@ func (c *Consumer) Problem() string {
 	return c.problem
 }
 
+// Seen returns the last moment at which the topic could be looked at, wholly:
+// its metadata and where each partition ends. Before the first it is New's.
+// Safe for concurrent use.
+func (c *Consumer) Seen() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.seen
+}
+
 func (c *Consumer) setProblem(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.problem = ""
 	if err != nil {
 		c.problem = err.Error()
+		return
 	}
+	c.problem, c.seen = "", time.Now()
 }
 
 // Run reads until the context ends, then drains every partition and returns.

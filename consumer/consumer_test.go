@@ -716,6 +716,26 @@ func TestCurrentMeansApplied(t *testing.T) {
 	since(sent)
 }
 
+// A partition that is always a little behind still learns as of when it is whole.
+func TestCurrentUnderSteadyLoad(t *testing.T) {
+	h := &handler{}
+	c := New(Config{Handler: func(int32) Handler { return h }})
+	p := newPartition(c, 0)
+	look := func(end int64) time.Time {
+		at := time.Unix(end, 0)
+		p.await(ending{end, at})
+		return at
+	}
+	first := look(10)
+	for offset := range int64(15) {
+		p.apply(batch{records: []*kgo.Record{{Offset: offset}}})
+		look(offset + 11) // what came meanwhile
+		if want := offset >= 9; h.current.Equal(first) != want {
+			t.Fatalf("position %d: current as of %v", offset+1, h.current)
+		}
+	}
+}
+
 // Drain is the last call, gets the drain context, and nothing is left running.
 func TestDrain(t *testing.T) {
 	r := newRig(t, 3)

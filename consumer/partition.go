@@ -27,6 +27,8 @@ type Partition struct {
 	target   int64        // catching up ends here; the goroutine's own
 	pausing  sync.Mutex   // held while paused and the client change together
 	paused   atomic.Bool
+	pauses   atomic.Int64 // how many times it was paused
+	awaited  ending       // to be reached, then told to the handler; the goroutine's own, zero if there is none
 	problem  atomic.Pointer[string]
 }
 
@@ -68,6 +70,9 @@ func (p *Partition) Start() int64 { return p.start.Load() }
 
 // Paused reports whether fetching waits for the handler.
 func (p *Partition) Paused() bool { return p.paused.Load() }
+
+// Pauses returns how many times fetching has had to wait for the handler.
+func (p *Partition) Pauses() int64 { return p.pauses.Load() }
 
 // Problem returns the trouble that is being retried, or "".
 func (p *Partition) Problem() string {
@@ -129,6 +134,7 @@ func (p *Partition) restore(ctx context.Context) bool {
 			p.position.Store(start)
 			p.end.Store(bounds.End)
 			p.target = bounds.End
+			p.awaited = ending{}
 			p.state.Store(int32(CatchingUp))
 			p.setProblem(nil)
 			p.c.do(ctx, func() { p.add(start) })
@@ -207,9 +213,7 @@ func (p *Partition) read(ctx context.Context) error {
 			}
 		case e := <-p.endings:
 			p.setProblem(nil)
-			if p.position.Load() >= e.offset {
-				p.handler.Current(e.at)
-			}
+			p.await(e)
 			p.advance()
 		case now := <-tick.C:
 			if err := p.handler.Tick(now); err != nil {
@@ -232,7 +236,26 @@ func (p *Partition) apply(b batch) {
 	}
 	p.handler.Apply(kept, next, last.LeaderEpoch)
 	p.position.Store(next)
+	p.reached()
 	p.advance()
+}
+
+// await has the handler told when the end is reached. One that is awaited
+// already stays: under steady load the newest is never reached.
+func (p *Partition) await(e ending) {
+	if p.awaited.at.IsZero() {
+		p.awaited = e
+	}
+	p.reached()
+}
+
+// reached tells the handler once everything is applied up to where the log
+// ended at the moment that is awaited.
+func (p *Partition) reached() {
+	if e := p.awaited; !e.at.IsZero() && p.position.Load() >= e.offset {
+		p.awaited = ending{}
+		p.handler.Current(e.at)
+	}
 }
 
 // advance moves from catching up to live once the end as it was after the
@@ -260,6 +283,7 @@ func (p *Partition) handOver(b batch) {
 	if len(p.batches) >= cap(p.batches)/2 {
 		p.pausing.Lock()
 		if !p.paused.Swap(true) {
+			p.pauses.Add(1)
 			p.c.cfg.Client.PauseFetchPartitions(p.c.topicPartition(p.Number))
 		}
 		p.pausing.Unlock()

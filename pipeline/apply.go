@@ -28,7 +28,7 @@ func (p *partition) apply(r *kgo.Record) {
 	}
 
 	b := &p.batch
-	if err := p.stage.registry.DecodeBatch(b, r.Value); err != nil {
+	if err := p.decode(r); err != nil {
 		p.bad(r, recordsUndecodable, err)
 		return
 	}

@@ -8,6 +8,7 @@ type counter int
 
 const (
 	recordsRead counter = iota
+	recordBytes
 	recordsApplied
 	recordsHeartbeat
 	recordsSkipped        // below the worker-rank's W: its snapshot has them
@@ -37,6 +38,7 @@ const (
 	workersForgotten
 	workersMoved
 	restores
+	restoreFailures
 	restoresDamaged
 	snapshotsDiscarded
 	snapshotRounds
@@ -51,6 +53,7 @@ const (
 // kvindex_ prefix; help is what /metrics says of them.
 var counterNames = [numCounters]struct{ name, help string }{
 	recordsRead:           {"records_read_total", "Event records read."},
+	recordBytes:           {"record_bytes_total", "Bytes of the keys and values of the event records read."},
 	recordsApplied:        {"records_applied_total", "Event records applied."},
 	recordsHeartbeat:      {"records_heartbeat_total", "Heartbeats."},
 	recordsSkipped:        {"records_skipped_total", "Event records that a restored snapshot already held."},
@@ -80,6 +83,7 @@ var counterNames = [numCounters]struct{ name, help string }{
 	workersForgotten:      {"workers_forgotten_total", "Retired worker-ranks whose epoch is no longer remembered."},
 	workersMoved:          {"workers_moved_total", "Worker-ranks dropped because another partition took their worker over."},
 	restores:              {"restores_total", "Restores finished."},
+	restoreFailures:       {"restore_failures_total", "Restores that failed and are tried again."},
 	restoresDamaged:       {"restores_damaged_total", "Worker-ranks whose snapshot was damaged."},
 	snapshotsDiscarded:    {"snapshots_discarded_total", "Times that a partition's snapshots were of another log and were discarded."},
 	snapshotRounds:        {"snapshot_rounds_total", "Snapshot rounds written."},

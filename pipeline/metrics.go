@@ -2,114 +2,166 @@ package pipeline
 
 import (
 	"context"
+	"errors"
+	"runtime"
+	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"kvindex/consumer"
 	"kvindex/pipeline/query"
 )
 
-// observe registers the stage's metrics. All are read when scraped: what is
+// This file shows the stage's metrics. All here are read when scraped: what is
 // counted on the way is an atomic, and costs no more.
+
+// scraped is a partition as one scrape finds it.
+type scraped struct {
+	query.PartitionStatus
+	p   *partition
+	c   *consumer.Partition
+	now time.Time
+}
+
+// partitionGauges are of each partition.
+var partitionGauges = []struct {
+	name, help string
+	value      func(scraped) float64
+}{
+	{"kvindex_partition_position", "Next offset of the events topic to apply.", func(s scraped) float64 { return float64(s.Position) }},
+	{"kvindex_partition_lag_offsets", "Offsets between the position and the last stable offset.", func(s scraped) float64 { return float64(s.Lag) }},
+	{"kvindex_partition_behind_seconds", "Since when it is not known that everything committed is applied: the partition is behind, or the brokers are away.", func(s scraped) float64 { return s.p.behind(s.now).Seconds() }},
+	{"kvindex_partition_newest_record_timestamp_seconds", "Broker's time of the newest event record applied, Unix seconds; 0: none.", func(s scraped) float64 { return float64(s.p.clock.newest.Load()) / 1000 }},
+	{"kvindex_partition_floor_offset", "Offset from which a restart replays; everything before it may be trimmed. -1 if there is none.", func(s scraped) float64 { return float64(s.Floor) }},
+	{"kvindex_partition_live", "1 if the partition is live, else 0.", func(s scraped) float64 { return truth(s.c.State() == consumer.Live) }},
+	{"kvindex_partition_paused", "1 while fetching waits for the partition's goroutine.", func(s scraped) float64 { return truth(s.Paused) }},
+	{"kvindex_partition_workers", "Worker-ranks known, retired ones included.", func(s scraped) float64 { return float64(s.PartitionStatus.Workers) }},
+	{"kvindex_snapshot_duty", "1 if this instance writes the partition's snapshots.", func(s scraped) float64 { return truth(s.SnapshotDuty) }},
+	{"kvindex_snapshot_age_seconds", "Since this instance last wrote a round of the partition's snapshots; 0: not its duty, or none yet.", func(s scraped) float64 { return s.SnapshotAge.Seconds() }},
+	{"kvindex_restore_duration_seconds", "What the last restore took until its replay began.", func(s scraped) float64 { return s.RestoreSeconds }},
+	{"kvindex_restore_snapshot_bytes", "Bytes of snapshot records that the last restore read.", func(s scraped) float64 { return float64(s.p.bytes.Load()) }},
+	{"kvindex_restore_blocks", "Blocks that the last restore put back.", func(s scraped) float64 { return float64(s.p.got.Load()) }},
+	{"kvindex_restore_reread_records", "Records read again by the last restore.", func(s scraped) float64 { return float64(s.Reread) }},
+}
+
+// workerStates are the values of a label: a worker-rank is in the first that
+// holds of it.
+var workerStates = [...]struct {
+	name  string
+	holds func(k *rank, st *rankStatus, silent bool) bool
+}{
+	{"retired", func(_ *rank, st *rankStatus, _ bool) bool { return st.retired }},
+	{"unknown", func(_ *rank, st *rankStatus, _ bool) bool { return st.unknown }},
+	{"silent", func(_ *rank, _ *rankStatus, silent bool) bool { return silent }},
+	{"incomplete", func(k *rank, _ *rankStatus, _ bool) bool { return k.incomplete.Load() || k.worker.rival.Load() }},
+	{"answered", func(*rank, *rankStatus, bool) bool { return true }},
+}
+
+// workersBy counts the worker-ranks in each of workerStates.
+func (s *Stage) workersBy(now time.Time) (n [len(workerStates)]int64) {
+	for _, p := range s.partitions() {
+		p.listing.Range(func(_, v any) bool {
+			k := v.(*rank)
+			st := k.status.Load()
+			if st == nil || st.gone {
+				return true
+			}
+			silent := p.clock.age(k.lastHeard.Load(), now) > s.cfg.WorkerTTL || k.worker.lost.Load()
+			for i := range workerStates {
+				if workerStates[i].holds(k, st, silent) {
+					n[i]++
+					break
+				}
+			}
+			return true
+		})
+	}
+	return n
+}
+
+// observe registers the stage's metrics.
 func (s *Stage) observe(provider metric.MeterProvider) error {
 	meter := provider.Meter("kvindex/pipeline")
-	var instruments []metric.Observable
-	add := func(o metric.Observable, err error) error {
-		instruments = append(instruments, o)
-		return err
+	var (
+		instruments []metric.Observable
+		errs        []error
+	)
+	gauge := func(name, help string) metric.Float64ObservableGauge {
+		g, err := meter.Float64ObservableGauge(name, metric.WithDescription(help))
+		instruments, errs = append(instruments, g), append(errs, err)
+		return g
+	}
+	counter := func(name, help string) metric.Int64ObservableCounter {
+		c, err := meter.Int64ObservableCounter(name, metric.WithDescription(help))
+		instruments, errs = append(instruments, c), append(errs, err)
+		return c
 	}
 
 	var totals [numCounters]metric.Int64ObservableCounter
 	for k, c := range counterNames {
-		var err error
-		totals[k], err = meter.Int64ObservableCounter("kvindex_"+c.name, metric.WithDescription(c.help))
-		if err := add(totals[k], err); err != nil {
-			return err
-		}
+		totals[k] = counter("kvindex_"+c.name, c.help)
 	}
-	gauges := []struct {
-		name, help string
-		value      func(query.PartitionStatus) int64
-	}{
-		{"kvindex_partition_position", "Next offset of the events topic to apply.", func(r query.PartitionStatus) int64 { return r.Position }},
-		{"kvindex_partition_lag_offsets", "Offsets between the position and the last stable offset.", func(r query.PartitionStatus) int64 { return r.Lag }},
-		{"kvindex_partition_floor_offset", "Offset from which a restart replays; everything before it may be trimmed. -1 if there is none.", func(r query.PartitionStatus) int64 { return r.Floor }},
-		{"kvindex_partition_live", "1 if the partition is live, else 0.", func(r query.PartitionStatus) int64 { return truth(r.State == "live") }},
-		{"kvindex_partition_paused", "1 while fetching waits for the partition's goroutine.", func(r query.PartitionStatus) int64 { return truth(r.Paused) }},
-		{"kvindex_partition_workers", "Worker-ranks known, retired ones included.", func(r query.PartitionStatus) int64 { return int64(r.Workers) }},
-		{"kvindex_snapshot_duty", "1 if this instance writes the partition's snapshots.", func(r query.PartitionStatus) int64 { return truth(r.SnapshotDuty) }},
-		{"kvindex_restore_reread_records", "Records read again by the last restore.", func(r query.PartitionStatus) int64 { return r.Reread }},
+	pauses := counter("kvindex_partition_pauses_total", "Times that fetching had to wait for the partition's goroutine.")
+	ofPartition := make([]metric.Float64ObservableGauge, len(partitionGauges))
+	for i, g := range partitionGauges {
+		ofPartition[i] = gauge(g.name, g.help)
 	}
-	seconds := []struct {
-		name, help string
-		value      func(query.PartitionStatus) float64
-	}{
-		{"kvindex_restore_duration_seconds", "What the last restore took until its replay began.", func(r query.PartitionStatus) float64 { return r.RestoreSeconds }},
-		{"kvindex_snapshot_age_seconds", "Since this instance last wrote a round of the partition's snapshots.", func(r query.PartitionStatus) float64 { return r.SnapshotAge.Seconds() }},
-	}
-	gaugeOf := make([]metric.Int64ObservableGauge, len(gauges))
-	for i, g := range gauges {
-		var err error
-		gaugeOf[i], err = meter.Int64ObservableGauge(g.name, metric.WithDescription(g.help))
-		if err := add(gaugeOf[i], err); err != nil {
-			return err
-		}
-	}
-	secondsOf := make([]metric.Float64ObservableGauge, len(seconds))
-	for i, g := range seconds {
-		var err error
-		secondsOf[i], err = meter.Float64ObservableGauge(g.name, metric.WithDescription(g.help))
-		if err := add(secondsOf[i], err); err != nil {
-			return err
-		}
-	}
-	blocks, err := meter.Int64ObservableGauge("kvindex_index_blocks", metric.WithDescription("(block, worker-rank, tier) pairs held."))
-	if err := add(blocks, err); err != nil {
-		return err
-	}
-	workers, err := meter.Int64ObservableGauge("kvindex_index_workers", metric.WithDescription("Worker-ranks in the index."))
-	if err := add(workers, err); err != nil {
-		return err
-	}
-	reachable, err := meter.Int64ObservableGauge("kvindex_brokers_reachable", metric.WithDescription("1 if the events topic can be looked at; while it is 0, answers are from memory and nobody's silence counts."))
-	if err := add(reachable, err); err != nil {
-		return err
-	}
-	ready, err := meter.Int64ObservableGauge("kvindex_ready", metric.WithDescription("1 if every partition is live."))
-	if err := add(ready, err); err != nil {
-		return err
-	}
+	ready := gauge("kvindex_ready", "1 if every partition is live.")
+	states := gauge("kvindex_partitions", "Partitions in each state.")
+	reachable := gauge("kvindex_brokers_reachable", "1 if the events topic can be looked at; while it is 0, answers are from memory and nobody's silence counts.")
+	away := gauge("kvindex_brokers_away_seconds", "Since the events topic could last be looked at: near 0 while the brokers answer.")
+	blocks := gauge("kvindex_index_blocks", "(block, worker-rank, tier) triples held.")
+	entries := gauge("kvindex_index_entries", "Distinct blocks that a search can reach.")
+	workers := gauge("kvindex_index_workers", "Worker-ranks in the index.")
+	known := gauge("kvindex_workers", "Worker-ranks known, by what becomes of them in answers.")
+	build := gauge("kvindex_build_info", "1, with what this process was built from.")
 
-	_, err = meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+	about := metric.WithAttributes(attribute.String("version", s.cfg.Version), attribute.String("go_version", runtime.Version()))
+	_, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
+		now := time.Now()
 		st := s.Status()
-		o.ObserveInt64(ready, truth(st.Ready))
-		o.ObserveInt64(reachable, truth(s.consumer.Problem() == ""))
-		for _, p := range s.partitions() {
+		o.ObserveFloat64(build, 1, about)
+		o.ObserveFloat64(ready, truth(st.Ready))
+		o.ObserveFloat64(reachable, truth(s.consumer.Problem() == ""))
+		o.ObserveFloat64(away, now.Sub(s.consumer.Seen()).Seconds())
+		var inState [consumer.Draining + 1]int
+		ours, theirs := s.partitions(), s.consumer.Partitions()
+		for i, p := range ours {
 			at := metric.WithAttributes(attribute.Int("partition", int(p.number)))
 			for k := range totals {
 				o.ObserveInt64(totals[k], p.counts[k].Load(), at)
 			}
-		}
-		for _, r := range st.Partitions {
-			at := metric.WithAttributes(attribute.Int("partition", int(r.Partition)))
-			for i := range gauges {
-				o.ObserveInt64(gaugeOf[i], gauges[i].value(r), at)
+			if i >= len(theirs) || i >= len(st.Partitions) {
+				continue // the topic, made anew, has no such one; or it came just now
 			}
-			for i := range seconds {
-				o.ObserveFloat64(secondsOf[i], seconds[i].value(r), at)
+			c := theirs[i]
+			inState[c.State()]++
+			o.ObserveInt64(pauses, c.Pauses(), at)
+			look := scraped{st.Partitions[i], p, c, now}
+			for i, g := range partitionGauges {
+				o.ObserveFloat64(ofPartition[i], g.value(look), at)
 			}
 		}
-		for _, m := range st.Models {
-			at := metric.WithAttributes(attribute.String("model", m.Model), attribute.Int("block_size", m.BlockSize), attribute.String("hasher", m.Hasher.String()))
-			o.ObserveInt64(blocks, m.Blocks, at)
-			o.ObserveInt64(workers, int64(m.Workers), at)
+		for state, n := range inState {
+			o.ObserveFloat64(states, float64(n), metric.WithAttributes(attribute.String("state", consumer.State(state).String())))
+		}
+		for i, n := range s.workersBy(now) {
+			o.ObserveFloat64(known, float64(n), metric.WithAttributes(attribute.String("state", workerStates[i].name)))
+		}
+		for _, m := range s.models.all() {
+			at := metric.WithAttributes(attribute.String("model", m.Name), attribute.Int("block_size", m.BlockSize), attribute.String("hasher", m.Hasher.String()))
+			stats := m.Index.Stats()
+			o.ObserveFloat64(blocks, float64(stats.Blocks), at)
+			o.ObserveFloat64(entries, float64(stats.Entries), at)
+			o.ObserveFloat64(workers, float64(stats.Workers), at)
 		}
 		return nil
 	}, instruments...)
-	return err
+	return errors.Join(append(errs, err)...)
 }
 
-func truth(b bool) int64 {
+func truth(b bool) float64 {
 	if b {
 		return 1
 	}

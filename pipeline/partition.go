@@ -27,6 +27,7 @@ type partition struct {
 	leaderEpoch int32    // of what is right before position, -1 if unknown
 	nextExpiry  int64    // no worker-rank expires before this broker time
 	arrived     time.Time
+	timeDecode  bool          // the next record's decoding is measured
 	batch       schemas.Batch // of the record under way, reused
 	limiter     logLimiter
 	save        saving
@@ -46,8 +47,11 @@ type partition struct {
 	clock   brokerClock
 	listing sync.Map // snapshot.ID -> *rank, for status
 	ranks   atomic.Int64
+	whole   atomic.Int64 // when everything committed was last known to be applied, in nanoseconds since epoch0; 0: never
 	reread  atomic.Int64 // records read again since the last restore
 	took    atomic.Int64 // nanoseconds the last restore took, until replay began
+	got     atomic.Int64 // blocks that the last restore put back
+	bytes   atomic.Int64 // of the snapshots that it read
 	passed  atomic.Int64 // worker-ranks on the snapshot topic that are not served here
 	saver   *saver       // nil without snapshots
 	dumps   chan dumpAsk // asked for, one is answered at each Tick
@@ -75,7 +79,11 @@ func newPartition(s *Stage, n int32) *partition {
 // Apply implements consumer.Handler.
 func (p *partition) Apply(records []*kgo.Record, next int64, epoch int32) {
 	p.arrived = time.Now()
+	span := p.startBatch(records)
+	p.timeDecode = true
+	bytes := 0
 	for _, r := range records {
+		bytes += len(r.Key) + len(r.Value)
 		if hook := p.stage.beforeRecord; hook != nil {
 			hook(p.number, r.Offset)
 		}
@@ -86,6 +94,23 @@ func (p *partition) Apply(records []*kgo.Record, next int64, epoch int32) {
 		}
 	}
 	p.position, p.leaderEpoch = next, epoch
+	p.counts.add(recordBytes, bytes)
+	if len(records) > 0 {
+		record(span.ctx, p.stage.measures.apply, p.arrived)
+	}
+	span.end(p)
+}
+
+// decode fills p.batch from a record.
+func (p *partition) decode(r *kgo.Record) error {
+	if !p.timeDecode {
+		return p.stage.registry.DecodeBatch(&p.batch, r.Value)
+	}
+	p.timeDecode = false
+	began := time.Now()
+	err := p.stage.registry.DecodeBatch(&p.batch, r.Value)
+	record(context.Background(), p.stage.measures.decode, began)
+	return err
 }
 
 // grace is how long a worker-rank may be silent, and then be retired, in
@@ -93,7 +118,16 @@ func (p *partition) Apply(records []*kgo.Record, next int64, epoch int32) {
 func (p *partition) grace() int64 { return p.stage.cfg.WorkerGrace.Milliseconds() }
 
 // Current implements consumer.Handler.
-func (p *partition) Current(at time.Time) { p.clock.upTo(at) }
+func (p *partition) Current(at time.Time) {
+	p.clock.upTo(at)
+	p.whole.Store(int64(at.Sub(epoch0)))
+}
+
+// behind is for how long it has not been known that everything committed is
+// applied; since the process began if it never was.
+func (p *partition) behind(now time.Time) time.Duration {
+	return max(0, now.Sub(epoch0)-time.Duration(p.whole.Load()))
+}
 
 // Tick implements consumer.Handler.
 func (p *partition) Tick(now time.Time) error {

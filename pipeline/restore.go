@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
+
+	"go.opentelemetry.io/otel/attribute"
 
 	"kvindex/consumer"
 	"kvindex/schemas"
@@ -19,6 +22,25 @@ import (
 // at the floor, which lies at or below all of them, and each worker-rank takes
 // only the records at or past its W.
 func (p *partition) Restore(ctx context.Context) (int64, error) {
+	_, span := p.startSpan("kvindex.restore")
+	start, err := p.restore(ctx)
+	if err != nil && ctx.Err() == nil {
+		p.counts.add(restoreFailures, 1)
+	}
+	span.SetAttributes(
+		attribute.Int64("kvindex.offset.replay_from", start),
+		attribute.Int64("kvindex.offset.end", p.replayTo),
+		attribute.Int64("kvindex.blocks", p.loaded),
+		attribute.Int64("kvindex.worker_ranks", p.ranks.Load()),
+		attribute.Int64("kvindex.snapshot.bytes", p.bytes.Load()),
+		attribute.Float64("kvindex.snapshot.reading_seconds", p.reading.Seconds()),
+		attribute.Float64("kvindex.snapshot.loading_seconds", p.loading.Seconds()),
+	)
+	endSpan(span, err)
+	return start, err
+}
+
+func (p *partition) restore(ctx context.Context) (int64, error) {
 	began := time.Now()
 	p.Drop(nil) // what an attempt that failed half way has loaded
 	topic, err := consumer.DescribeTopic(ctx, p.stage.aux, p.stage.cfg.Topic)
@@ -37,6 +59,7 @@ func (p *partition) Restore(ctx context.Context) (int64, error) {
 	p.topicID, p.position, p.replayTo = topic.ID, start, bounds.End
 	p.reread.Store(0)
 	p.took.Store(int64(time.Since(began)))
+	p.got.Store(p.loaded)
 	p.counts.add(restores, 1)
 	p.log.Info("restored", "worker_ranks", p.ranks.Load(), "blocks", p.loaded, "log_start", bounds.Start, "replay_from", start, "end", bounds.End,
 		"took", time.Since(began).Round(time.Millisecond), "reading", p.reading.Round(time.Millisecond), "loading", p.loading.Round(time.Millisecond))
@@ -46,6 +69,7 @@ func (p *partition) Restore(ctx context.Context) (int64, error) {
 // load fills the partition from its snapshots and returns where to start.
 func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consumer.Bounds) (int64, error) {
 	p.loaded, p.blind, p.reading, p.loading = 0, false, 0, 0
+	p.bytes.Store(0)
 	// Unless the snapshots say better, nothing is known of what was trimmed.
 	fromStart := func() (int64, error) {
 		if bounds.Start > 0 {
@@ -200,11 +224,13 @@ func (p *partition) readSnapshots(ctx context.Context) (*snapshot.Reader, error)
 	if p.number >= t.Partitions {
 		return nil, fmt.Errorf("topic %s has %d partitions: %w", t.Name, t.Partitions, errNoSnapshotPartition)
 	}
-	reader := p.newReader()
+	reader := p.newReader(&p.bytes)
 	return reader, reader.ReadToEnd(ctx)
 }
 
-func (p *partition) newReader() *snapshot.Reader {
+// newReader returns a reader of the partition's snapshots. What it reads in one
+// go is told to bytes, if that is not nil.
+func (p *partition) newReader(bytes *atomic.Int64) *snapshot.Reader {
 	said := time.Now()
 	return snapshot.NewReader(snapshot.ReaderConfig{
 		Client:    p.stage.aux,
@@ -212,6 +238,9 @@ func (p *partition) newReader() *snapshot.Reader {
 		Partition: p.number,
 		Logger:    p.log,
 		Progress: func(g snapshot.Progress) {
+			if bytes != nil {
+				bytes.Store(g.Bytes)
+			}
 			if now := time.Now(); now.Sub(said) > 2*time.Second && g.Position < g.Target {
 				said = now
 				p.log.Info("reading snapshots", "from", g.Start, "at", g.Position, "to", g.Target, "bytes", g.Bytes)

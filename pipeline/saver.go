@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+
 	"kvindex/consumer"
 	"kvindex/schemas"
 	"kvindex/snapshot"
@@ -200,7 +202,7 @@ func (s *saver) serve(ctx context.Context) error {
 	select {
 	case reader = <-s.readers:
 	default:
-		reader = s.p.newReader()
+		reader = s.p.newReader(nil)
 	}
 	w, err := snapshot.NewWriter(snapshot.WriterConfig{
 		Group:     cfg.Group,
@@ -278,7 +280,7 @@ func (s *saver) write(ctx context.Context, w *snapshot.Writer, source snapshot.S
 				s.answer(ctx, roundResult{round: r, err: errDropped})
 				continue
 			}
-			res, err := w.Write(ctx, r.Round)
+			res, err := s.writeRound(ctx, w, &r.Round)
 			s.answer(ctx, roundResult{round: r, Result: res, err: err})
 			s.p.counts.add(snapshotBytes, int(res.Bytes))
 			switch {
@@ -299,4 +301,27 @@ func (s *saver) write(ctx context.Context, w *snapshot.Writer, source snapshot.S
 			}
 		}
 	}
+}
+
+// writeRound writes one round, measured and under a span.
+func (s *saver) writeRound(ctx context.Context, w *snapshot.Writer, r *snapshot.Round) (snapshot.Result, error) {
+	began := time.Now()
+	spanCtx, span := s.p.startSpan("kvindex.snapshot")
+	res, err := w.Write(ctx, *r)
+	if err == nil {
+		record(spanCtx, s.p.stage.measures.snapshot, began)
+	}
+	span.SetAttributes(
+		attribute.Int64("kvindex.offset.position", r.Position),
+		attribute.Int("kvindex.snapshot.dumps", len(r.Dumps)),
+		attribute.Int("kvindex.snapshot.refreshes", len(r.Refreshes)),
+		attribute.Int("kvindex.snapshot.deletes", len(r.Deletes)),
+		attribute.Int("kvindex.snapshot.written", len(res.Written)),
+		attribute.Int("kvindex.snapshot.refused", len(res.Refused)),
+		attribute.Int("kvindex.snapshot.records", res.Records),
+		attribute.Int64("kvindex.snapshot.bytes", res.Bytes),
+		attribute.Int64("kvindex.offset.floor", res.Floor),
+	)
+	endSpan(span, err)
+	return res, err
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	"go.opentelemetry.io/otel/trace"
 
 	"kvindex/consumer"
 	"kvindex/pipeline/query"
@@ -34,6 +35,8 @@ type Stage struct {
 	aux      *kgo.Client // everything else: requests, reading snapshots, committing the floor
 	consumer *consumer.Consumer
 	server   *query.Server
+	tracer   trace.Tracer // nil: no spans
+	measures *measures
 
 	mu     sync.Mutex
 	parts  []*partition    // by number; made by the consumer
@@ -79,6 +82,7 @@ func New(cfg Config) (*Stage, error) {
 			RoundCount: roundCount,
 		},
 		budget:     snapshot.NewBudget(cfg.SnapshotBudget, max(cfg.SnapshotBudget, 2*roundBytes)),
+		measures:   noMeasures,
 		duties:     map[int32]bool{},
 		saveRetry:  time.Second,
 		topicPause: 250 * time.Millisecond,
@@ -100,7 +104,8 @@ func (s *Stage) Run(ctx context.Context) error {
 	}
 	defer s.events.Close()
 
-	tracer, flush, err := query.SetupTracing(ctx, query.Identity{Version: s.cfg.Version, Instance: s.cfg.Instance})
+	var flush func(context.Context) error
+	s.tracer, flush, err = query.SetupTracing(ctx, query.Identity{Version: s.cfg.Version, Instance: s.cfg.Instance})
 	if err != nil {
 		return fmt.Errorf("tracing: %w", err)
 	}
@@ -113,6 +118,10 @@ func (s *Stage) Run(ctx context.Context) error {
 	}()
 	meters, scrape, err := query.SetupMetrics()
 	if err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
+
+	if s.measures, err = newMeasures(meters); err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}
 
@@ -138,7 +147,7 @@ func (s *Stage) Run(ctx context.Context) error {
 		TokenFile:   s.cfg.AuthTokenFile,
 		OpenMetrics: s.cfg.OpenMetrics,
 
-		Tracer:  tracer,
+		Tracer:  s.tracer,
 		Meters:  meters,
 		Metrics: scrape,
 		Logger:  s.log,

@@ -31,6 +31,7 @@ func Dial(addr string, timeout time.Duration, opts ...grpc.DialOption) (*Client,
 	setDefault(&timeout, 5*time.Second)
 	opts = append([]grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithUnaryInterceptor(sendContext),
 		// gRPC's own waits up to two minutes between attempts: too long for a
 		// router whose index has just restarted.
 		grpc.WithConnectParams(grpc.ConnectParams{
@@ -50,7 +51,8 @@ func Dial(addr string, timeout time.Duration, opts ...grpc.DialOption) (*Client,
 // Close ends the connection and whatever calls are under way.
 func (c *Client) Close() error { return c.conn.Close() }
 
-// Match asks which workers hold how much of a prompt.
+// Match asks which workers hold how much of a prompt. A span in the context is
+// the parent of the instance's.
 func (c *Client) Match(ctx context.Context, req *pb.MatchRequest) (*pb.MatchResponse, error) {
 	ctx, cancel := c.deadline(ctx)
 	defer cancel()

@@ -61,7 +61,7 @@ func (s *Server) guardUnary(ctx context.Context, req any, info *grpc.UnaryServer
 			resp, err = nil, s.panicked(info.FullMethod, p)
 		}
 		if ours {
-			s.in.end(overGRPC, m, status.Code(err), start)
+			s.in.end(ctx, overGRPC, m, status.Code(err), start)
 		}
 	}()
 	if ours && m == matchMethod {

@@ -5,6 +5,7 @@ package query
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"log"
 	"net/http"
 	"strconv"
@@ -32,8 +33,9 @@ type httpAnswer func(w http.ResponseWriter, r *http.Request, s *httpScratch) err
 type httpScratch struct {
 	in   bytes.Buffer
 	out  []byte
-	more []byte // a part of out that is written beside it
-	code int    // status of an answer other than 200, else 0
+	more []byte          // a part of out that is written beside it
+	code int             // status of an answer other than 200, else 0
+	ctx  context.Context // with the request's span, if there is one; only while it is answered
 }
 
 var httpScratches = sync.Pool{New: func() any { return new(httpScratch) }}
@@ -92,9 +94,9 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 		start := time.Now()
 		s.in.begin(overHTTP)
 		scratch := httpScratches.Get().(*httpScratch)
-		scratch.code = 0
+		scratch.code, scratch.ctx = 0, r.Context()
 		err := call(w, r, scratch)
-		s.in.end(overHTTP, m, status.Code(err), start)
+		s.in.end(scratch.ctx, overHTTP, m, status.Code(err), start)
 		if err != nil {
 			s.refusedBusy(overHTTP, err)
 			if m.isDropin() {
@@ -104,6 +106,7 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 		} else {
 			writeJSON(w, cmp.Or(scratch.code, http.StatusOK), scratch.out)
 		}
+		scratch.ctx = nil
 		if scratch.in.Cap() <= keptBytes && cap(scratch.out)+cap(scratch.more) <= keptBytes {
 			httpScratches.Put(scratch)
 		}

@@ -130,9 +130,9 @@ func (in *instruments) begin(t transport) {
 	in.inFlight.Add(context.Background(), 1, in.flying[t]...)
 }
 
-// end counts it out.
-func (in *instruments) end(t transport, m method, code codes.Code, start time.Time) {
-	ctx := context.Background() // the request's may hold a span; no exemplars are kept
+// end counts it out. If the context holds a span that is sampled, its trace
+// becomes an exemplar of how long such requests take.
+func (in *instruments) end(ctx context.Context, t transport, m method, code codes.Code, start time.Time) {
 	if int(code) >= codesCount {
 		code = codes.Unknown
 	}

@@ -4,6 +4,7 @@
 package query
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -27,6 +28,7 @@ import (
 
 // Identity is how this process names itself in telemetry.
 type Identity struct {
+	Service  string // service.name, unless OTEL_SERVICE_NAME says otherwise; empty: kvindex
 	Version  string // service.version
 	Instance string // service.instance.id
 }
@@ -54,7 +56,7 @@ func SetupTracing(ctx context.Context, id Identity) (trace.Tracer, func(context.
 	res, err := resource.New(ctx,
 		resource.WithTelemetrySDK(),
 		resource.WithAttributes(
-			attribute.String("service.name", "kvindex"),
+			attribute.String("service.name", cmp.Or(id.Service, "kvindex")),
 			attribute.String("service.version", id.Version),
 			attribute.String("service.instance.id", id.Instance),
 		),
@@ -64,7 +66,7 @@ func SetupTracing(ctx context.Context, id Identity) (trace.Tracer, func(context.
 		return nil, off, fmt.Errorf("tracing: resource: %w", err)
 	}
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(res))
-	return provider.Tracer("kvindex/pipeline/query"), provider.Shutdown, nil
+	return provider.Tracer("kvindex"), provider.Shutdown, nil
 }
 
 func tracingWanted() (bool, error) {
@@ -101,7 +103,7 @@ func newExporter(ctx context.Context) (*otlptrace.Exporter, error) {
 
 // SetupMetrics returns a provider of meters and the handler that shows their
 // instruments, and the Go runtime's and the process's own metrics, to
-// Prometheus.
+// Prometheus. Whoever accepts OpenMetrics gets exemplars too.
 func SetupMetrics() (metric.MeterProvider, http.Handler, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(
@@ -117,5 +119,5 @@ func SetupMetrics() (metric.MeterProvider, http.Handler, error) {
 		return nil, nil, fmt.Errorf("metrics: %w", err)
 	}
 	provider := sdkmetric.NewMeterProvider(sdkmetric.WithReader(exporter))
-	return provider, promhttp.HandlerFor(registry, promhttp.HandlerOpts{}), nil
+	return provider, promhttp.HandlerFor(registry, promhttp.HandlerOpts{EnableOpenMetrics: true}), nil
 }

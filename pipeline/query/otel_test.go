@@ -267,7 +267,7 @@ func TestInstrumentsAllocateNothing(t *testing.T) {
 	start := time.Now()
 	if got := testing.AllocsPerRun(100, func() {
 		in.begin(overGRPC)
-		in.end(overGRPC, matchMethod, 0, start)
+		in.end(t.Context(), overGRPC, matchMethod, 0, start)
 	}); got != 0 {
 		t.Errorf("%v allocations a request", got)
 	}

@@ -202,9 +202,15 @@ func describe(ctx context.Context, req *pb.MatchRequest, resp *pb.MatchResponse)
 		return
 	}
 	var best, bestAnywhere uint32
+	var oldest int64
+	incomplete := 0
 	for _, m := range resp.Matches {
 		best = max(best, m.DepthBlocks)
 		bestAnywhere = max(bestAnywhere, m.DepthExternalBlocks)
+		oldest = max(oldest, m.AgeMs)
+		if m.Incomplete {
+			incomplete++
+		}
 	}
 	span.SetAttributes(
 		attribute.String("kvindex.model", req.Model),
@@ -213,6 +219,8 @@ func describe(ctx context.Context, req *pb.MatchRequest, resp *pb.MatchResponse)
 		attribute.Int("kvindex.depth", int(best)),
 		attribute.Int("kvindex.depth_external", int(bestAnywhere)),
 		attribute.Bool("kvindex.partial", resp.Partial),
+		attribute.Int64("kvindex.age_ms", oldest),
+		attribute.Int("kvindex.incomplete", incomplete),
 	)
 }
 

@@ -1,5 +1,6 @@
-// This file starts the query's span under its caller's. It is used only if
-// there is a tracer: without one a request passes none of it.
+// This file starts the query's span under its caller's, and has our own clients
+// name theirs. The former is used only if there is a tracer: without one a
+// request passes none of it.
 
 package query
 
@@ -45,6 +46,17 @@ func traceGRPC(tracer trace.Tracer) grpc.UnaryServerInterceptor {
 	}
 }
 
+// sendContext has a client's calls carry the span that their context holds, if any.
+func sendContext(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	if trace.SpanContextFromContext(ctx).IsValid() {
+		md, _ := metadata.FromOutgoingContext(ctx)
+		md = md.Copy()
+		propagator.Inject(ctx, mdCarrier(md))
+		ctx = metadata.NewOutgoingContext(ctx, md)
+	}
+	return invoke(ctx, method, req, reply, cc, opts...)
+}
+
 // traceHTTP puts a span around each match.
 func traceHTTP(tracer trace.Tracer, next httpAnswer) httpAnswer {
 	return func(w http.ResponseWriter, r *http.Request, s *httpScratch) error {
@@ -54,6 +66,7 @@ func traceHTTP(tracer trace.Tracer, next httpAnswer) httpAnswer {
 				attribute.String("http.request.method", r.Method),
 				attribute.String("http.route", r.URL.Path)))
 		defer span.End()
+		s.ctx = ctx
 		err := next(w, r.WithContext(ctx), s)
 		span.SetAttributes(attribute.Int("http.response.status_code", httpStatus(err)))
 		endSpan(span, err)
