@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -224,13 +223,13 @@ func (p *partition) readSnapshots(ctx context.Context) (*snapshot.Reader, error)
 	if p.number >= t.Partitions {
 		return nil, fmt.Errorf("topic %s has %d partitions: %w", t.Name, t.Partitions, errNoSnapshotPartition)
 	}
-	reader := p.newReader(&p.bytes)
-	return reader, reader.ReadToEnd(ctx)
+	reader := p.newReader()
+	err = reader.ReadToEnd(ctx)
+	p.bytes.Store(reader.Read().Bytes)
+	return reader, err
 }
 
-// newReader returns a reader of the partition's snapshots. What it reads in one
-// go is told to bytes, if that is not nil.
-func (p *partition) newReader(bytes *atomic.Int64) *snapshot.Reader {
+func (p *partition) newReader() *snapshot.Reader {
 	said := time.Now()
 	return snapshot.NewReader(snapshot.ReaderConfig{
 		Client:    p.stage.aux,
@@ -238,9 +237,6 @@ func (p *partition) newReader(bytes *atomic.Int64) *snapshot.Reader {
 		Partition: p.number,
 		Logger:    p.log,
 		Progress: func(g snapshot.Progress) {
-			if bytes != nil {
-				bytes.Store(g.Bytes)
-			}
 			if now := time.Now(); now.Sub(said) > 2*time.Second && g.Position < g.Target {
 				said = now
 				p.log.Info("reading snapshots", "from", g.Start, "at", g.Position, "to", g.Target, "bytes", g.Bytes)

@@ -202,7 +202,7 @@ func (s *saver) serve(ctx context.Context) error {
 	select {
 	case reader = <-s.readers:
 	default:
-		reader = s.p.newReader(nil)
+		reader = s.p.newReader()
 	}
 	w, err := snapshot.NewWriter(snapshot.WriterConfig{
 		Group:     cfg.Group,

@@ -66,6 +66,7 @@ type Reader struct {
 	epoch    int32
 	position int64 // -1: the log's start, to be asked
 	missing  int
+	read     Progress // of the last ReadToEnd
 
 	fetchBytes int32 // asked for at once; a larger batch comes whole all the same
 }
@@ -84,6 +85,9 @@ func (r *Reader) Table() *Table { return r.table }
 
 // Position returns the next offset to read, or -1 before the first read.
 func (r *Reader) Position() int64 { return r.position }
+
+// Read returns how far the last ReadToEnd came.
+func (r *Reader) Read() Progress { return r.read }
 
 // permanent is an error that trying again does not help.
 type permanent struct{ error }
@@ -105,6 +109,7 @@ func (r *Reader) ReadToEnd(ctx context.Context) error {
 		wait   = firstWait
 		p      = Progress{Start: r.position}
 	)
+	defer func() { r.read = p }()
 	r.leader = -1 // look at the topic's id: offsets alone don't tell a topic created anew
 	for {
 		done, err := r.step(ctx, &target, &p)

@@ -124,7 +124,7 @@ func TestSpanIsAChildOfTheCallers(t *testing.T) {
 					attrs[a.Key] = strings.Trim(regexp.MustCompile(`^\w+_value:`).ReplaceAllString(a.Value.String(), ""), `"`)
 				}
 				for key, want := range map[string]string{
-					"kvindex.model": "m", "kvindex.blocks": "3", "kvindex.workers": "3", "kvindex.depth": "3", "kvindex.depth_external": "3",
+					"kvindex.model": "m", "kvindex.blocks": "3", "kvindex.workers": "3", "kvindex.depth": "3", "kvindex.depth_external": "3", "kvindex.age_ms": "1500", "kvindex.incomplete": "1",
 					"service.name": "kvindex-test", "service.version": "v1", "service.instance.id": "i1",
 				} {
 					if attrs[key] != want {
@@ -251,6 +251,72 @@ func TestMetrics(t *testing.T) {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %s in\n%s", want, text)
 		}
+	}
+}
+
+// The trace of a sampled query is an exemplar of how long queries take, for who
+// reads OpenMetrics; the older format has no place for it.
+func TestExemplars(t *testing.T) {
+	clearOTEL(t)
+	rec := &receiver{got: make(chan *tracepb.ResourceSpans, 10)}
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", rec.listen(t, "http/protobuf"))
+	tracer, shutdown, err := SetupTracing(t.Context(), Identity{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer shutdown(t.Context())
+	for _, transport := range []string{"grpc", "http"} {
+		provider, handler, err := SetupMetrics()
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := serve(t, fleet(t), Config{Tracer: tracer, Meters: provider, Metrics: handler})
+		const exemplar = ` # {`
+		scrape := func(accept string) string {
+			w := httptest.NewRecorder()
+			r := httptest.NewRequest("GET", "/metrics", nil)
+			r.Header.Set("Accept", accept)
+			handler.ServeHTTP(w, r)
+			return w.Body.String()
+		}
+		const openMetrics = "application/openmetrics-text; version=1.0.0"
+		ask(t, s, transport, "00-"+callerTrace+"-"+callerSpan+"-00")
+		if text := scrape(openMetrics); strings.Contains(text, exemplar) {
+			t.Errorf("%s: a query that is not sampled is an exemplar:\n%s", transport, text)
+		}
+		ask(t, s, transport, "00-"+callerTrace+"-"+callerSpan+"-01")
+		text := scrape(openMetrics)
+		found := regexp.MustCompile(`kvindex_query_duration_seconds_bucket\{method="match",transport="` + transport + `",le="[^"]+"\} \d+ # \{[^}]*trace_id="` + callerTrace + `"`).MatchString(text)
+		if !found || !strings.HasSuffix(text, "# EOF\n") {
+			t.Errorf("%s: no exemplar in\n%s", transport, text)
+		}
+		if text := scrape("text/plain"); strings.Contains(text, callerTrace) || strings.Contains(text, "# EOF") {
+			t.Errorf("%s: the plain format has more than it may:\n%s", transport, text)
+		}
+	}
+}
+
+// A client's span is the parent of the instance's.
+func TestClientSendsItsSpan(t *testing.T) {
+	clearOTEL(t)
+	rec := &receiver{got: make(chan *tracepb.ResourceSpans, 10)}
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", rec.listen(t, "grpc"))
+	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+	tracer, shutdown, err := SetupTracing(t.Context(), Identity{Service: "router"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serve(t, fleet(t), Config{Tracer: tracer})
+	ctx, span := tracer.Start(t.Context(), "request")
+	if _, err := dial(t, s).Match(ctx, &pb.MatchRequest{Model: "m", Tokens: prompt}); err != nil {
+		t.Fatal(err)
+	}
+	if err := shutdown(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	got := (<-rec.got).ScopeSpans[0].Spans[0]
+	if id := span.SpanContext().SpanID(); got.Name != spanName || hex.EncodeToString(got.ParentSpanId) != id.String() {
+		t.Errorf("got %v, want a child of %s", got, id)
 	}
 }
 
