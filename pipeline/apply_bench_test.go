@@ -108,3 +108,30 @@ func BenchmarkApply(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/(2*blocks), "ns/block")
 }
+
+// A fetched batch of 64 records that each store again 16 blocks held already:
+// what a record costs besides the index.
+func BenchmarkApplyBatch(b *testing.B) {
+	const records = 64
+	f := newFeed(b)
+	batch := make([]*kgo.Record, records)
+	events := []schemas.Event{stored(nil, locals(1, 16)...)}
+	offset := int64(0)
+	b.ReportAllocs()
+	for b.Loop() {
+		b.StopTimer()
+		for i := range batch {
+			if batch[i] == nil {
+				batch[i] = &kgo.Record{Key: f.batch.Worker, Timestamp: time.UnixMilli(1)}
+			}
+			f.batch.Seq++
+			f.batch.Events = events
+			batch[i].Value, _ = schemas.AppendBatch(batch[i].Value[:0], &f.batch)
+			batch[i].Offset = offset
+			offset++
+		}
+		b.StartTimer()
+		f.p.Apply(batch, offset, 0)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/records, "ns/record")
+}
