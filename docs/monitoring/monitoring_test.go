@@ -26,6 +26,7 @@ import (
 
 	"kvindex/index"
 	"kvindex/pipeline"
+	"kvindex/pipeline/relay"
 	"kvindex/schemas"
 	"kvindex/testcontainers"
 )
@@ -54,21 +55,19 @@ func scrape(t *testing.T, addr string) (text string, families map[string]*dto.Me
 	return string(body), families
 }
 
-// addressLog is a log that takes note of where a process serves HTTP.
+// addressLog is a log that takes note of where HTTP is served.
 type addressLog struct {
 	slog.Handler
 	http chan<- string // has room for one
 }
 
 func (l addressLog) Handle(ctx context.Context, r slog.Record) error {
-	if r.Message == "serving" {
-		r.Attrs(func(a slog.Attr) bool {
-			if a.Key == "http" {
-				l.http <- a.Value.String()
-			}
-			return true
-		})
-	}
+	r.Attrs(func(a slog.Attr) bool {
+		if a.Key == "http" {
+			l.http <- a.Value.String()
+		}
+		return true
+	})
 	return l.Handler.Handle(ctx, r)
 }
 
@@ -80,12 +79,51 @@ func (l addressLog) WithGroup(name string) slog.Handler {
 	return addressLog{l.Handler.WithGroup(name), l.http}
 }
 
+// start runs something that serves HTTP until the test ends, and returns where.
+func start(t *testing.T, run func(context.Context, *slog.Logger) error) (addr string) {
+	t.Helper()
+	at := make(chan string, 1)
+	logger := slog.New(addressLog{slog.NewTextHandler(t.Output(), nil), at})
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- run(ctx, logger) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	select {
+	case addr = <-at:
+	case err := <-done:
+		t.Fatal(err)
+	}
+	return addr
+}
+
+// runRelay runs a relay of an engine that is away, and scrapes it.
+func runRelay(t *testing.T) (text string, families map[string]*dto.MetricFamily) {
+	t.Helper()
+	b := testcontainers.NewKfake(t, testcontainers.KfakeConfig{})
+	cfg := relay.DefaultConfig()
+	cfg.Brokers, cfg.Topic = b.Brokers(), testcontainers.NewTopic(t, b, "events", 1, nil)
+	cfg.HTTPListen = "127.0.0.1:0"
+	cfg.Engines = []relay.Engine{{Worker: "w", Kind: relay.VLLM, Events: "tcp://127.0.0.1:1", Model: "m", BlockSize: 16, Ranks: 1}}
+	return scrape(t, start(t, func(ctx context.Context, log *slog.Logger) error {
+		cfg.Logger = log
+		r, err := relay.New(cfg)
+		if err != nil {
+			return err
+		}
+		return r.Run(ctx)
+	}))
+}
+
 // runStage runs a stage that has applied an event, written a snapshot and
 // answered a query, so that its metrics have values, and scrapes it.
 func runStage(t *testing.T) (text string, families map[string]*dto.MetricFamily) {
 	t.Helper()
 	b := testcontainers.NewKfake(t, testcontainers.KfakeConfig{})
-	at := make(chan string, 1)
 	cfg := pipeline.DefaultConfig()
 	cfg.Brokers = b.Brokers()
 	cfg.Topic = testcontainers.NewTopic(t, b, "events", 2, nil)
@@ -93,20 +131,14 @@ func runStage(t *testing.T) (text string, families map[string]*dto.MetricFamily)
 	cfg.Instance, cfg.Version = "i", "v1"
 	cfg.GRPCListen, cfg.HTTPListen = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.SnapshotMaxAge = 100 * time.Millisecond
-	cfg.Logger = slog.New(addressLog{slog.NewTextHandler(t.Output(), nil), at})
-	s, err := pipeline.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- s.Run(ctx) }()
-	defer func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Error(err)
+	addr := start(t, func(ctx context.Context, log *slog.Logger) error {
+		cfg.Logger = log
+		s, err := pipeline.New(cfg)
+		if err != nil {
+			return err
 		}
-	}()
+		return s.Run(ctx)
+	})
 
 	value, err := schemas.AppendBatch(nil, &schemas.Batch{
 		Producer: []byte("p"), Worker: []byte("w"), Epoch: 1, Model: []byte("m"), BlockSize: 16,
@@ -116,10 +148,9 @@ func runStage(t *testing.T) (text string, families map[string]*dto.MetricFamily)
 		t.Fatal(err)
 	}
 	record := &kgo.Record{Topic: cfg.Topic, Key: []byte("w"), Value: value}
-	if err := testcontainers.Client(t, b).ProduceSync(ctx, record).FirstErr(); err != nil {
+	if err := testcontainers.Client(t, b).ProduceSync(t.Context(), record).FirstErr(); err != nil {
 		t.Fatal(err)
 	}
-	addr := <-at
 	testcontainers.Eventually(t, patience, func() error {
 		resp, err := http.Post("http://"+addr+"/v1/match", "application/json", strings.NewReader(`{"model": "m", "local_hashes": [1, 2]}`))
 		if err != nil {
@@ -170,14 +201,19 @@ var (
 	used = regexp.MustCompile(`\b[a-z_]*:kvindex_[a-z0-9_]+:[a-z0-9_]+`)
 )
 
-// relayMetrics begin so. They are of another process, whose tests compare them.
-const relayMetrics = "kvindex_relay_"
+// seldom are metrics that are shown only once there is something to count.
+var seldom = map[string]documented{
+	"kvindex_relay_left_out_total": {"counter", "rank, reason, worker"},
+}
 
-// Every metric that a stage shows is in the documentation as it is, the
-// documentation has no other, and neither have the dashboard and the rules.
+// Every metric that a stage or a relay shows is in the documentation as it is,
+// the documentation has no other, and neither have the dashboard and the rules.
 func TestMetricsAreDocumented(t *testing.T) {
 	text, families := runStage(t)
 	promtool(t, text, "check", "metrics")
+	text, ofRelay := runRelay(t)
+	promtool(t, text, "check", "metrics")
+	maps.Copy(families, ofRelay)
 
 	docs := map[string]documented{}
 	for _, m := range row.FindAllStringSubmatch(read(t, "../metrics.md"), -1) {
@@ -186,7 +222,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		}
 		docs[m[1]] = documented{m[2], strings.Trim(m[3], " `")}
 	}
-	shown := map[string]documented{}
+	shown := maps.Clone(seldom)
 	for name, f := range families {
 		if !strings.HasPrefix(name, "kvindex_") {
 			continue
@@ -204,8 +240,8 @@ func TestMetricsAreDocumented(t *testing.T) {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(docs)) {
-		if _, ok := shown[name]; !ok && !strings.HasPrefix(name, relayMetrics) {
-			t.Errorf("docs/metrics.md has %s, which no stage shows", name)
+		if _, ok := shown[name]; !ok {
+			t.Errorf("docs/metrics.md has %s, which nothing shows", name)
 		}
 	}
 
@@ -216,8 +252,8 @@ func TestMetricsAreDocumented(t *testing.T) {
 				return true
 			}
 		}
-		_, ok := docs[name]
-		return ok && strings.HasPrefix(name, relayMetrics)
+		_, ok := seldom[name]
+		return ok
 	}
 	rules := read(t, "rules.yaml")
 	recorded := map[string]bool{}

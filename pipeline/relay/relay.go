@@ -71,7 +71,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	if r.out, err = newOutlet(client, r.cfg.Topic, name, r.cfg.BufferBytes); err != nil {
 		return err
 	}
-	tracer, flush, err := query.SetupTracing(ctx, query.Identity{Version: r.cfg.Version, Instance: r.cfg.Instance})
+	tracer, flush, err := query.SetupTracing(ctx, query.Identity{Service: "kvindex-relay", Version: r.cfg.Version, Instance: r.cfg.Instance})
 	if err != nil {
 		return fmt.Errorf("tracing: %w", err)
 	}
