@@ -16,6 +16,7 @@ import (
 
 	"kvindex/cmd/kvindex/fleet"
 	"kvindex/index"
+	"kvindex/pipeline/query"
 )
 
 // replayConfig is what the command is told.
@@ -122,6 +123,18 @@ func (c *replayConfig) run(ctx context.Context, con *console) error {
 		return err
 	}
 	defer s.close()
+	tracer, flushSpans, err := query.SetupTracing(ctx, query.Identity{Service: "kvindex-replay", Version: buildVersion(), Instance: fmt.Sprintf("replay-%d", s.epoch)})
+	if err != nil {
+		return usageError{err}
+	}
+	s.tracer = tracer
+	defer func() {
+		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		if err := flushSpans(within); err != nil {
+			slog.Warn("last spans were not sent", "error", err)
+		}
+	}()
 
 	live, stop := context.WithCancel(ctx)
 	defer stop()

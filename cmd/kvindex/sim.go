@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	"go.opentelemetry.io/otel/trace"
 
 	"kvindex/cmd/kvindex/fleet"
 	"kvindex/index"
@@ -67,7 +68,8 @@ type sim struct {
 	router   *fleet.Router
 	rng      *rand.Rand
 	producer *fleet.Producer
-	asker    *asker // nil unless the index routes
+	asker    *asker       // nil unless the index routes
+	tracer   trace.Tracer // nil: requests have no spans
 	depth    []int
 
 	epoch   int64
@@ -184,6 +186,11 @@ func sleepUntil(ctx context.Context, t time.Time) error {
 
 // request serves one request by both fleets.
 func (s *sim) request(ctx context.Context, r *fleet.Request) error {
+	if s.tracer != nil {
+		var span trace.Span
+		ctx, span = s.tracer.Start(ctx, "kvindex.replay.request")
+		defer span.End()
+	}
 	p := s.blocks.Of(r)
 	random := s.rng.IntN(s.cfg.workers)
 	depths := s.depths(ctx, p)

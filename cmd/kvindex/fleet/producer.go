@@ -150,8 +150,11 @@ func (p *Producer) write(ctx context.Context, worker int, events []schemas.Event
 	w.seq, w.last = seq, now
 	// The record must go out even if ctx ends meanwhile: a hole in the sequence
 	// would count as lost events.
-	p.cl.Produce(context.WithoutCancel(ctx), &kgo.Record{Topic: p.cfg.Topic, Key: key, Value: value}, func(r *kgo.Record, err error) {
+	record := &kgo.Record{Topic: p.cfg.Topic, Key: key, Value: value}
+	span := traced(ctx, record)
+	p.cl.Produce(context.WithoutCancel(ctx), record, func(r *kgo.Record, err error) {
 		<-p.slot
+		endSpan(span, r, err)
 		switch {
 		case err != nil:
 			p.fail(fmt.Errorf("topic %s, worker %s: %w", r.Topic, r.Key, err))
