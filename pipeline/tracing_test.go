@@ -2,123 +2,31 @@ package pipeline
 
 import (
 	"context"
-	"encoding/hex"
 	"fmt"
-	"net"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/trace"
-	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	sdktest "go.opentelemetry.io/otel/sdk/trace/tracetest"
 	oteltrace "go.opentelemetry.io/otel/trace"
-	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
-	commonpb "go.opentelemetry.io/proto/otlp/common/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
-	"google.golang.org/grpc"
 
 	"kvindex/pipeline/query"
 	pb "kvindex/pipeline/query/kvindexpb"
+	"kvindex/pipeline/query/tracetest"
 	"kvindex/schemas"
 	"kvindex/testcontainers"
 )
-
-// traceCollector is an OTLP receiver that keeps what it gets.
-type traceCollector struct {
-	collector.UnimplementedTraceServiceServer
-	mu    sync.Mutex
-	spans []receivedSpan
-}
-
-type receivedSpan struct {
-	*tracepb.Span
-	service string
-}
-
-// collect starts a receiver and has the standard variables point to it.
-func collect(t *testing.T) *traceCollector {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := &traceCollector{}
-	g := grpc.NewServer()
-	collector.RegisterTraceServiceServer(g, c)
-	go g.Serve(l)
-	t.Cleanup(g.Stop)
-	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+l.Addr().String())
-	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
-	t.Setenv("OTEL_BSP_SCHEDULE_DELAY", "50") // ms
-	return c
-}
-
-func (c *traceCollector) Export(_ context.Context, req *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, rs := range req.ResourceSpans {
-		service := ""
-		for _, a := range rs.Resource.Attributes {
-			if a.Key == "service.name" {
-				service = a.Value.GetStringValue()
-			}
-		}
-		for _, ss := range rs.ScopeSpans {
-			for _, s := range ss.Spans {
-				c.spans = append(c.spans, receivedSpan{s, service})
-			}
-		}
-	}
-	return &collector.ExportTraceServiceResponse{}, nil
-}
-
-// find returns the spans of a name, of one trace unless that is empty.
-func (c *traceCollector) find(name, traceID string) (found []receivedSpan) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, s := range c.spans {
-		if s.Name == name && (traceID == "" || hex.EncodeToString(s.TraceId) == traceID) {
-			found = append(found, s)
-		}
-	}
-	return found
-}
-
-// await waits for a span of a name.
-func (c *traceCollector) await(t *testing.T, name, traceID string) receivedSpan {
-	t.Helper()
-	var found []receivedSpan
-	testcontainers.Eventually(t, patience, func() error {
-		if found = c.find(name, traceID); len(found) == 0 {
-			return fmt.Errorf("no span %s of trace %s", name, traceID)
-		}
-		return nil
-	})
-	return found[0]
-}
-
-func (s receivedSpan) attributes() map[string]string {
-	out := map[string]string{}
-	for _, a := range s.Attributes {
-		switch v := a.Value.Value.(type) {
-		case *commonpb.AnyValue_StringValue:
-			out[a.Key] = v.StringValue
-		case *commonpb.AnyValue_IntValue:
-			out[a.Key] = fmt.Sprint(v.IntValue)
-		}
-	}
-	return out
-}
 
 // One trace leads from who caused the events, over the producer and Kafka, to
 // their application and to an answer that has them; and the spans of the
 // restore and of the snapshots that followed are there too.
 func TestOneTraceFromProducerToAnswer(t *testing.T) {
 	testcontainers.Each(t, func(t *testing.T, b testcontainers.Broker) {
-		c := collect(t)
+		c := tracetest.New(t, "grpc")
 		tracer, flush, err := query.SetupTracing(t.Context(), query.Identity{Service: "router"})
 		if err != nil {
 			t.Fatal(err)
@@ -152,31 +60,29 @@ func TestOneTraceFromProducerToAnswer(t *testing.T) {
 			t.Fatal(err)
 		}
 
-		if s := c.await(t, "request", traceID); s.service != "router" {
-			t.Errorf("the request is of service %s", s.service)
+		c.Await(t, "request", traceID).Has(t, map[string]string{"service.name": "router"})
+		if s := c.Await(t, "produce", traceID); s.ID != producing.SpanID().String() {
+			t.Errorf("another producer: %+v", s)
 		}
-		if s := c.await(t, "produce", traceID); hex.EncodeToString(s.SpanId) != producing.SpanID().String() {
-			t.Errorf("another producer: %v", s)
+		apply := c.Await(t, "kvindex.apply", traceID)
+		if apply.Parent != producing.SpanID().String() || apply.Kind != tracepb.Span_SPAN_KIND_CONSUMER {
+			t.Errorf("applying is not the producing span's child: %+v", apply)
 		}
-		apply := c.await(t, "kvindex.apply", traceID)
-		if hex.EncodeToString(apply.ParentSpanId) != producing.SpanID().String() || apply.Kind != tracepb.Span_SPAN_KIND_CONSUMER || apply.service != "kvindex" {
-			t.Errorf("applying is not the producing span's child: %v of %s", apply, apply.service)
-		}
-		has(t, apply, map[string]string{
-			"messaging.system": "kafka", "messaging.destination.name": r.cfg.Topic, "messaging.destination.partition.id": "0",
+		apply.Has(t, map[string]string{
+			"service.name": "kvindex", "messaging.system": "kafka", "messaging.destination.name": r.cfg.Topic, "messaging.destination.partition.id": "0",
 			"messaging.consumer.group.name": r.cfg.Group, "messaging.operation.type": "process", "messaging.batch.message_count": "1",
 			"messaging.kafka.offset": "0", "kvindex.offset.last": "0", "kvindex.records.applied": "1", "kvindex.blocks.stored": "4",
 		})
-		match := c.await(t, "kvindex.match", traceID)
-		if hex.EncodeToString(match.ParentSpanId) != request.SpanContext().SpanID().String() {
-			t.Errorf("the answer is not the request's child: %v", match)
+		match := c.Await(t, "kvindex.match", traceID)
+		if match.Parent != request.SpanContext().SpanID().String() {
+			t.Errorf("the answer is not the request's child: %+v", match)
 		}
-		has(t, match, map[string]string{"kvindex.depth": "4", "kvindex.workers": "1", "kvindex.incomplete": "0"})
-		if match.StartTimeUnixNano < apply.EndTimeUnixNano {
-			t.Errorf("answered at %d, applied at %d", match.StartTimeUnixNano, apply.EndTimeUnixNano)
+		match.Has(t, map[string]string{"kvindex.depth": "4", "kvindex.workers": "1", "kvindex.incomplete": "0"})
+		if match.Start.Before(apply.End) {
+			t.Errorf("answered from %v on, applied by %v", match.Start, apply.End)
 		}
-		has(t, c.await(t, "kvindex.restore", ""), map[string]string{"messaging.destination.partition.id": "0", "kvindex.blocks": "0"})
-		has(t, c.await(t, "kvindex.snapshot", ""), map[string]string{"messaging.destination.partition.id": "0", "kvindex.snapshot.dumps": "1", "kvindex.snapshot.refused": "0"})
+		c.Await(t, "kvindex.restore", "").Has(t, map[string]string{"messaging.destination.partition.id": "0", "kvindex.blocks": "0"})
+		c.Await(t, "kvindex.snapshot", "").Has(t, map[string]string{"messaging.destination.partition.id": "0", "kvindex.snapshot.dumps": "1", "kvindex.snapshot.refused": "0"})
 	})
 }
 
@@ -191,16 +97,6 @@ func traced(tracer oteltrace.Tracer, ctx context.Context, p *producer, events ..
 		p.r.t.Fatal(err)
 	}
 	return span.SpanContext()
-}
-
-func has(t *testing.T, s receivedSpan, want map[string]string) {
-	t.Helper()
-	got := s.attributes()
-	for key, value := range want {
-		if got[key] != value {
-			t.Errorf("%s: %s is %q, want %q", s.Name, key, got[key], value)
-		}
-	}
 }
 
 func traceparent(sc oteltrace.SpanContext) []kgo.RecordHeader {
@@ -245,7 +141,7 @@ func TestProducersOfABatch(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			exported := tracetest.NewInMemoryExporter()
+			exported := sdktest.NewInMemoryExporter()
 			f := newFeed(t)
 			f.p.stage.tracer = trace.NewTracerProvider(trace.WithSyncer(exported)).Tracer("test")
 			var records []*kgo.Record
@@ -326,7 +222,7 @@ func TestTelemetryOfABatchAllocatesNothing(t *testing.T) {
 
 // A failed restore is a failed span, and counted.
 func TestRestoreThatFailsIsSeen(t *testing.T) {
-	exported := tracetest.NewInMemoryExporter()
+	exported := sdktest.NewInMemoryExporter()
 	p := bare(t)
 	p.stage.tracer = trace.NewTracerProvider(trace.WithSyncer(exported)).Tracer("test")
 	var err error

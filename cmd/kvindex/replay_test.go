@@ -20,6 +20,7 @@ import (
 	"kvindex/cmd/kvindex/fleet"
 	"kvindex/index"
 	"kvindex/pipeline/query/kvindexpb"
+	"kvindex/pipeline/query/tracetest"
 	"kvindex/schemas"
 	"kvindex/testcontainers"
 )
@@ -32,6 +33,44 @@ func newTopics(t *testing.T) testcontainers.Broker {
 		t.Fatal(got.err)
 	}
 	return broker
+}
+
+// A traced replay has a span a request, and one a record, which carries it.
+func TestReplayIsTraced(t *testing.T) {
+	c := tracetest.New(t, "grpc")
+	broker := newTopics(t)
+	got := execute(t, "replay", "--brokers", broker.Brokers()[0], "--synthetic", "20", "--workers", "2", "--route", "random", "--heartbeat", "1h")
+	if got.code != 0 {
+		t.Fatalf("exit code %d: %s", got.code, got.err)
+	}
+	spans := map[string]tracetest.Span{} // by the traceparent that a record should carry
+	for _, s := range c.Find("kvindex.replay.produce", "") {
+		spans["00-"+s.Trace+"-"+s.ID+"-01"] = s
+		if len(c.Find("kvindex.replay.request", s.Trace)) != 1 {
+			t.Errorf("no request has the record of %+v", s)
+		}
+	}
+	if len(spans) == 0 {
+		t.Error("no record was traced")
+	}
+	for _, part := range testcontainers.ReadCommitted(t, broker, defaultTopic) {
+		for _, r := range part {
+			for _, h := range r.Headers {
+				s, ok := spans[string(h.Value)]
+				if h.Key != "traceparent" || !ok {
+					t.Fatalf("header %s: %s", h.Key, h.Value)
+				}
+				s.Has(t, map[string]string{
+					"service.name": "kvindex-replay", "messaging.kafka.message.key": string(r.Key),
+					"messaging.kafka.offset": fmt.Sprint(r.Offset), "messaging.destination.partition.id": fmt.Sprint(r.Partition),
+				})
+				delete(spans, string(h.Value))
+			}
+		}
+	}
+	if len(spans) > 0 {
+		t.Errorf("no record has the spans %v", spans)
+	}
 }
 
 // TestReplayRecords reads back what a replay wrote: every worker's records are

@@ -1,24 +1,19 @@
 package query
 
 import (
-	"context"
-	"encoding/hex"
-	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"regexp"
 	"strings"
 	"testing"
 	"time"
 
-	collector "go.opentelemetry.io/proto/otlp/collector/trace/v1"
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
-	"google.golang.org/protobuf/proto"
 
 	pb "kvindex/pipeline/query/kvindexpb"
+	"kvindex/pipeline/query/tracetest"
 )
 
 const (
@@ -26,72 +21,13 @@ const (
 	callerSpan  = "00f067aa0ba902b7"
 )
 
-// receiver is an OTLP collector that hands on what it gets.
-type receiver struct {
-	collector.UnimplementedTraceServiceServer
-	got chan *tracepb.ResourceSpans
-}
-
-func (r *receiver) Export(_ context.Context, req *collector.ExportTraceServiceRequest) (*collector.ExportTraceServiceResponse, error) {
-	for _, rs := range req.ResourceSpans {
-		r.got <- rs
-	}
-	return &collector.ExportTraceServiceResponse{}, nil
-}
-
-func (r *receiver) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	body, err := io.ReadAll(req.Body)
-	in := new(collector.ExportTraceServiceRequest)
-	if err != nil || req.URL.Path != "/v1/traces" || proto.Unmarshal(body, in) != nil {
-		w.WriteHeader(http.StatusBadRequest)
-		return
-	}
-	out, _ := r.Export(req.Context(), in)
-	b, _ := proto.Marshal(out)
-	w.Header().Set("Content-Type", "application/x-protobuf")
-	w.Write(b)
-}
-
-// listen starts the receiver for a protocol and returns its endpoint.
-func (r *receiver) listen(t *testing.T, protocol string) string {
-	t.Helper()
-	if protocol == "http/protobuf" {
-		h := httptest.NewServer(r)
-		t.Cleanup(h.Close)
-		return h.URL
-	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	g := grpc.NewServer()
-	collector.RegisterTraceServiceServer(g, r)
-	go g.Serve(l)
-	t.Cleanup(g.Stop)
-	return "http://" + l.Addr().String()
-}
-
-// clearOTEL makes a test independent of the environment it runs in.
-func clearOTEL(t *testing.T) {
-	for _, v := range []string{
-		"OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-		"OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES",
-		"OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG",
-	} {
-		t.Setenv(v, "")
-	}
-}
-
 // The query's span reaches a collector as a child of the caller's, whichever
 // way the query and the spans travel.
 func TestSpanIsAChildOfTheCallers(t *testing.T) {
 	for _, protocol := range []string{"grpc", "http/protobuf"} {
 		for _, transport := range []string{"grpc", "http"} {
 			t.Run(transport+" exported by "+protocol, func(t *testing.T) {
-				clearOTEL(t)
-				rec := &receiver{got: make(chan *tracepb.ResourceSpans, 10)}
-				t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", rec.listen(t, protocol))
-				t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+				c := tracetest.New(t, protocol)
 				t.Setenv("OTEL_SERVICE_NAME", "kvindex-test")
 				tracer, shutdown, err := SetupTracing(t.Context(), Identity{Version: "v1", Instance: "i1"})
 				if err != nil {
@@ -103,34 +39,14 @@ func TestSpanIsAChildOfTheCallers(t *testing.T) {
 				if err := shutdown(t.Context()); err != nil { // flushes
 					t.Fatal(err)
 				}
-				var rs *tracepb.ResourceSpans
-				select {
-				case rs = <-rec.got:
-				case <-time.After(5 * time.Second):
-					t.Fatal("no span within 5 s")
+				span := c.Await(t, spanName, callerTrace)
+				if span.Parent != callerSpan || span.Kind != tracepb.Span_SPAN_KIND_SERVER {
+					t.Errorf("parent %s, kind %v", span.Parent, span.Kind)
 				}
-				span := rs.ScopeSpans[0].Spans[0]
-				if got := hex.EncodeToString(span.TraceId); got != callerTrace {
-					t.Errorf("trace %s", got)
-				}
-				if got := hex.EncodeToString(span.ParentSpanId); got != callerSpan {
-					t.Errorf("parent %s", got)
-				}
-				if span.Name != "kvindex.match" || span.Kind != tracepb.Span_SPAN_KIND_SERVER {
-					t.Errorf("name %s, kind %v", span.Name, span.Kind)
-				}
-				attrs := map[string]string{}
-				for _, a := range append(span.Attributes, rs.Resource.Attributes...) {
-					attrs[a.Key] = strings.Trim(regexp.MustCompile(`^\w+_value:`).ReplaceAllString(a.Value.String(), ""), `"`)
-				}
-				for key, want := range map[string]string{
+				span.Has(t, map[string]string{
 					"kvindex.model": "m", "kvindex.blocks": "3", "kvindex.workers": "3", "kvindex.depth": "3", "kvindex.depth_external": "3", "kvindex.age_ms": "1500", "kvindex.incomplete": "1",
 					"service.name": "kvindex-test", "service.version": "v1", "service.instance.id": "i1",
-				} {
-					if attrs[key] != want {
-						t.Errorf("%s is %q, want %q", key, attrs[key], want)
-					}
-				}
+				})
 			})
 		}
 	}
@@ -138,9 +54,9 @@ func TestSpanIsAChildOfTheCallers(t *testing.T) {
 
 // A caller that samples nothing costs the collector nothing.
 func TestUnsampledCallerMakesNoSpan(t *testing.T) {
-	clearOTEL(t)
-	rec := &receiver{got: make(chan *tracepb.ResourceSpans, 10)}
-	t.Setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", rec.listen(t, "http/protobuf")+"/v1/traces")
+	c := tracetest.New(t, "http/protobuf")
+	t.Setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT")+"/v1/traces")
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "")
 	tracer, shutdown, err := SetupTracing(t.Context(), Identity{})
 	if err != nil {
 		t.Fatal(err)
@@ -151,10 +67,8 @@ func TestUnsampledCallerMakesNoSpan(t *testing.T) {
 	if err := shutdown(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case rs := <-rec.got:
-		t.Errorf("got %v", rs)
-	default:
+	if n := c.Len(); n > 0 {
+		t.Errorf("%d spans", n)
 	}
 }
 
@@ -204,7 +118,7 @@ func TestTracingIsOffUnlessAskedFor(t *testing.T) {
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			clearOTEL(t)
+			tracetest.Clear(t)
 			for k, v := range c.env {
 				t.Setenv(k, v)
 			}
@@ -257,9 +171,7 @@ func TestMetrics(t *testing.T) {
 // The trace of a sampled query is an exemplar of how long queries take, for who
 // reads OpenMetrics; the older format has no place for it.
 func TestExemplars(t *testing.T) {
-	clearOTEL(t)
-	rec := &receiver{got: make(chan *tracepb.ResourceSpans, 10)}
-	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", rec.listen(t, "http/protobuf"))
+	tracetest.New(t, "http/protobuf")
 	tracer, shutdown, err := SetupTracing(t.Context(), Identity{})
 	if err != nil {
 		t.Fatal(err)
@@ -298,10 +210,7 @@ func TestExemplars(t *testing.T) {
 
 // A client's span is the parent of the instance's.
 func TestClientSendsItsSpan(t *testing.T) {
-	clearOTEL(t)
-	rec := &receiver{got: make(chan *tracepb.ResourceSpans, 10)}
-	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", rec.listen(t, "grpc"))
-	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+	c := tracetest.New(t, "grpc")
 	tracer, shutdown, err := SetupTracing(t.Context(), Identity{Service: "router"})
 	if err != nil {
 		t.Fatal(err)
@@ -314,9 +223,9 @@ func TestClientSendsItsSpan(t *testing.T) {
 	if err := shutdown(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	got := (<-rec.got).ScopeSpans[0].Spans[0]
-	if id := span.SpanContext().SpanID(); got.Name != spanName || hex.EncodeToString(got.ParentSpanId) != id.String() {
-		t.Errorf("got %v, want a child of %s", got, id)
+	got := c.Await(t, spanName, span.SpanContext().TraceID().String())
+	if id := span.SpanContext().SpanID().String(); got.Parent != id {
+		t.Errorf("got %+v, want a child of %s", got, id)
 	}
 }
 
