@@ -8,8 +8,11 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	"go.opentelemetry.io/otel/sdk/trace"
+	oteltrace "go.opentelemetry.io/otel/trace"
 
 	"kvindex/index"
+	"kvindex/pipeline/query"
 	"kvindex/schemas"
 )
 
@@ -110,28 +113,52 @@ func BenchmarkApply(b *testing.B) {
 }
 
 // A fetched batch of 64 records that each store again 16 blocks held already:
-// what a record costs besides the index.
+// what a record costs besides the index, and what telemetry adds to that.
 func BenchmarkApplyBatch(b *testing.B) {
 	const records = 64
-	f := newFeed(b)
-	batch := make([]*kgo.Record, records)
-	events := []schemas.Event{stored(nil, locals(1, 16)...)}
-	offset := int64(0)
-	b.ReportAllocs()
-	for b.Loop() {
-		b.StopTimer()
-		for i := range batch {
-			if batch[i] == nil {
-				batch[i] = &kgo.Record{Key: f.batch.Worker, Timestamp: time.UnixMilli(1)}
-			}
-			f.batch.Seq++
-			f.batch.Events = events
-			batch[i].Value, _ = schemas.AppendBatch(batch[i].Value[:0], &f.batch)
-			batch[i].Offset = offset
-			offset++
-		}
-		b.StartTimer()
-		f.p.Apply(batch, offset, 0)
+	meters, _, err := query.SetupMetrics()
+	if err != nil {
+		b.Fatal(err)
 	}
-	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/records, "ns/record")
+	measured, err := newMeasures(meters)
+	if err != nil {
+		b.Fatal(err)
+	}
+	tracer := trace.NewTracerProvider().Tracer("bench")
+	for _, c := range []struct {
+		name     string
+		measures *measures
+		tracer   oteltrace.Tracer
+		headers  []kgo.RecordHeader
+	}{
+		{"telemetry=none", noMeasures, nil, nil},
+		{"telemetry=metrics", measured, nil, nil},
+		{"telemetry=tracer", measured, tracer, nil},
+		{"telemetry=unsampled", measured, tracer, traceparent(spanContext(1, 0))},
+		{"telemetry=sampled", measured, tracer, traceparent(spanContext(1, oteltrace.FlagsSampled))},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			f := newFeed(b)
+			f.p.stage.measures, f.p.stage.tracer = c.measures, c.tracer
+			batch := make([]*kgo.Record, records)
+			for i := range batch {
+				batch[i] = &kgo.Record{Key: f.batch.Worker, Timestamp: time.UnixMilli(1), Headers: c.headers}
+			}
+			f.batch.Events = []schemas.Event{stored(nil, locals(1, 16)...)}
+			offset := int64(0)
+			b.ReportAllocs()
+			for b.Loop() {
+				b.StopTimer()
+				for i := range batch {
+					f.batch.Seq++
+					batch[i].Value, _ = schemas.AppendBatch(batch[i].Value[:0], &f.batch)
+					batch[i].Offset = offset
+					offset++
+				}
+				b.StartTimer()
+				f.p.Apply(batch, offset, 0)
+			}
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/records, "ns/record")
+		})
+	}
 }
