@@ -54,7 +54,26 @@ type MatchRequest struct {
 	EarlyExit bool `protobuf:"varint,10,opt,name=early_exit,json=earlyExit,proto3" json:"early_exit,omitempty"`
 	// Answer although partitions are missing; see partial. Without it, an
 	// instance that is not ready refuses with UNAVAILABLE.
-	AllowPartial  bool `protobuf:"varint,11,opt,name=allow_partial,json=allowPartial,proto3" json:"allow_partial,omitempty"`
+	AllowPartial bool `protobuf:"varint,11,opt,name=allow_partial,json=allowPartial,proto3" json:"allow_partial,omitempty"`
+	// flash, dynamo or opaque; empty: the only one there is of that model (and
+	// block size).
+	Hasher string `protobuf:"bytes,12,opt,name=hasher,proto3" json:"hasher,omitempty"`
+	// If above 0, only worker-ranks that hold at least so many leading blocks, in
+	// whatever tiers: by depth_external_blocks, the deepest. It works before top_k.
+	// Not with early_exit, whose depths may be short of the truth.
+	MinDepthBlocks uint32 `protobuf:"varint,13,opt,name=min_depth_blocks,json=minDepthBlocks,proto3" json:"min_depth_blocks,omitempty"`
+	// Read your writes: for each partition of the events topic named here, the offset of
+	// a record that must be in the answer, with all before it. The query waits for them
+	// until its time is over: DEADLINE_EXCEEDED, or partial with fail_open.
+	MinOffsets map[int32]int64 `protobuf:"bytes,14,rep,name=min_offsets,json=minOffsets,proto3" json:"min_offsets,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Answer with what is known once the time is over or partitions are missing, rather
+	// than to fail with DEADLINE_EXCEEDED or UNAVAILABLE; see partial. Contains
+	// allow_partial.
+	FailOpen bool `protobuf:"varint,15,opt,name=fail_open,json=failOpen,proto3" json:"fail_open,omitempty"`
+	// Milliseconds from the request's arrival within which to answer. 0 means the
+	// caller's deadline; with fail_open nine tenths of it, so that the answer is in time.
+	// The instance's own limit holds if it is nearer.
+	TimeoutMs     uint32 `protobuf:"varint,16,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -166,6 +185,391 @@ func (x *MatchRequest) GetAllowPartial() bool {
 	return false
 }
 
+func (x *MatchRequest) GetHasher() string {
+	if x != nil {
+		return x.Hasher
+	}
+	return ""
+}
+
+func (x *MatchRequest) GetMinDepthBlocks() uint32 {
+	if x != nil {
+		return x.MinDepthBlocks
+	}
+	return 0
+}
+
+func (x *MatchRequest) GetMinOffsets() map[int32]int64 {
+	if x != nil {
+		return x.MinOffsets
+	}
+	return nil
+}
+
+func (x *MatchRequest) GetFailOpen() bool {
+	if x != nil {
+		return x.FailOpen
+	}
+	return false
+}
+
+func (x *MatchRequest) GetTimeoutMs() uint32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+// MatchManyRequest is some prompts.
+type MatchManyRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the order of the answers. min_offsets and timeout_ms, which are of all, must not
+	// be in any of them.
+	Requests []*MatchRequest `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
+	// As in MatchRequest.
+	MinOffsets map[int32]int64 `protobuf:"bytes,2,rep,name=min_offsets,json=minOffsets,proto3" json:"min_offsets,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// As in MatchRequest; nine tenths if any request has fail_open.
+	TimeoutMs     uint32 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MatchManyRequest) Reset() {
+	*x = MatchManyRequest{}
+	mi := &file_kvindex_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MatchManyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MatchManyRequest) ProtoMessage() {}
+
+func (x *MatchManyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvindex_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MatchManyRequest.ProtoReflect.Descriptor instead.
+func (*MatchManyRequest) Descriptor() ([]byte, []int) {
+	return file_kvindex_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *MatchManyRequest) GetRequests() []*MatchRequest {
+	if x != nil {
+		return x.Requests
+	}
+	return nil
+}
+
+func (x *MatchManyRequest) GetMinOffsets() map[int32]int64 {
+	if x != nil {
+		return x.MinOffsets
+	}
+	return nil
+}
+
+func (x *MatchManyRequest) GetTimeoutMs() uint32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+type MatchManyResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One for each request, in their order.
+	Results       []*MatchResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MatchManyResponse) Reset() {
+	*x = MatchManyResponse{}
+	mi := &file_kvindex_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MatchManyResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MatchManyResponse) ProtoMessage() {}
+
+func (x *MatchManyResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvindex_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MatchManyResponse.ProtoReflect.Descriptor instead.
+func (*MatchManyResponse) Descriptor() ([]byte, []int) {
+	return file_kvindex_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *MatchManyResponse) GetResults() []*MatchResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+// MatchResult is either an answer or an error.
+type MatchResult struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Answer        *MatchResponse         `protobuf:"bytes,1,opt,name=answer,proto3" json:"answer,omitempty"`
+	Error         *Error                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MatchResult) Reset() {
+	*x = MatchResult{}
+	mi := &file_kvindex_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MatchResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MatchResult) ProtoMessage() {}
+
+func (x *MatchResult) ProtoReflect() protoreflect.Message {
+	mi := &file_kvindex_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MatchResult.ProtoReflect.Descriptor instead.
+func (*MatchResult) Descriptor() ([]byte, []int) {
+	return file_kvindex_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *MatchResult) GetAnswer() *MatchResponse {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *MatchResult) GetError() *Error {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
+// Error is why one of several requests has no answer.
+type Error struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// gRPC's code by its name in capital letters, such as NOT_FOUND.
+	Code          string `protobuf:"bytes,1,opt,name=code,proto3" json:"code,omitempty"`
+	Message       string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Error) Reset() {
+	*x = Error{}
+	mi := &file_kvindex_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Error) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Error) ProtoMessage() {}
+
+func (x *Error) ProtoReflect() protoreflect.Message {
+	mi := &file_kvindex_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Error.ProtoReflect.Descriptor instead.
+func (*Error) Descriptor() ([]byte, []int) {
+	return file_kvindex_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *Error) GetCode() string {
+	if x != nil {
+		return x.Code
+	}
+	return ""
+}
+
+func (x *Error) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+// MatchStreamRequest is a request on a stream.
+type MatchStreamRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Comes back with the answer. It means nothing here and need not be unique.
+	Id      uint64        `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Request *MatchRequest `protobuf:"bytes,2,opt,name=request,proto3" json:"request,omitempty"`
+	// W3C trace context of this request; without, the stream's own counts.
+	Traceparent   string `protobuf:"bytes,3,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	Tracestate    string `protobuf:"bytes,4,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MatchStreamRequest) Reset() {
+	*x = MatchStreamRequest{}
+	mi := &file_kvindex_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MatchStreamRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MatchStreamRequest) ProtoMessage() {}
+
+func (x *MatchStreamRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_kvindex_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MatchStreamRequest.ProtoReflect.Descriptor instead.
+func (*MatchStreamRequest) Descriptor() ([]byte, []int) {
+	return file_kvindex_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *MatchStreamRequest) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *MatchStreamRequest) GetRequest() *MatchRequest {
+	if x != nil {
+		return x.Request
+	}
+	return nil
+}
+
+func (x *MatchStreamRequest) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
+func (x *MatchStreamRequest) GetTracestate() string {
+	if x != nil {
+		return x.Tracestate
+	}
+	return ""
+}
+
+// MatchStreamResponse answers a request, with one of answer and error.
+type MatchStreamResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The request's.
+	Id            uint64         `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Answer        *MatchResponse `protobuf:"bytes,2,opt,name=answer,proto3" json:"answer,omitempty"`
+	Error         *Error         `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MatchStreamResponse) Reset() {
+	*x = MatchStreamResponse{}
+	mi := &file_kvindex_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MatchStreamResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MatchStreamResponse) ProtoMessage() {}
+
+func (x *MatchStreamResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_kvindex_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MatchStreamResponse.ProtoReflect.Descriptor instead.
+func (*MatchStreamResponse) Descriptor() ([]byte, []int) {
+	return file_kvindex_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *MatchStreamResponse) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *MatchStreamResponse) GetAnswer() *MatchResponse {
+	if x != nil {
+		return x.Answer
+	}
+	return nil
+}
+
+func (x *MatchStreamResponse) GetError() *Error {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
 // Multimodal is an image, a sound or the like within the prompt. Its hash goes
 // into the local hash of every block that it touches.
 type Multimodal struct {
@@ -186,7 +590,7 @@ type Multimodal struct {
 
 func (x *Multimodal) Reset() {
 	*x = Multimodal{}
-	mi := &file_kvindex_proto_msgTypes[1]
+	mi := &file_kvindex_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -198,7 +602,7 @@ func (x *Multimodal) String() string {
 func (*Multimodal) ProtoMessage() {}
 
 func (x *Multimodal) ProtoReflect() protoreflect.Message {
-	mi := &file_kvindex_proto_msgTypes[1]
+	mi := &file_kvindex_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -211,7 +615,7 @@ func (x *Multimodal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Multimodal.ProtoReflect.Descriptor instead.
 func (*Multimodal) Descriptor() ([]byte, []int) {
-	return file_kvindex_proto_rawDescGZIP(), []int{1}
+	return file_kvindex_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Multimodal) GetHash() uint64 {
@@ -254,18 +658,21 @@ type MatchResponse struct {
 	Matches []*WorkerMatch `protobuf:"bytes,3,rep,name=matches,proto3" json:"matches,omitempty"`
 	// early_exit ended the search: the depths are lower bounds.
 	LowerBounds bool `protobuf:"varint,4,opt,name=lower_bounds,json=lowerBounds,proto3" json:"lower_bounds,omitempty"`
-	// Partitions are missing: workers may be absent or shown too shallow. Only if
-	// allow_partial was given.
+	// Something is missing: workers may be absent or shown too shallow. Only if
+	// allow_partial or fail_open was given.
 	Partial bool `protobuf:"varint,5,opt,name=partial,proto3" json:"partial,omitempty"`
-	// One entry a missing partition, saying why.
-	Missing       []string `protobuf:"bytes,6,rep,name=missing,proto3" json:"missing,omitempty"`
+	// What is missing, one entry a partition, saying why.
+	Missing []string `protobuf:"bytes,6,rep,name=missing,proto3" json:"missing,omitempty"`
+	// Partitions that were, when the search began, further behind their end than the
+	// ready lag (1,000 offsets by default): what is younger is not in the answer.
+	Behind        []*Behind `protobuf:"bytes,7,rep,name=behind,proto3" json:"behind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *MatchResponse) Reset() {
 	*x = MatchResponse{}
-	mi := &file_kvindex_proto_msgTypes[2]
+	mi := &file_kvindex_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -277,7 +684,7 @@ func (x *MatchResponse) String() string {
 func (*MatchResponse) ProtoMessage() {}
 
 func (x *MatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvindex_proto_msgTypes[2]
+	mi := &file_kvindex_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -290,7 +697,7 @@ func (x *MatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MatchResponse.ProtoReflect.Descriptor instead.
 func (*MatchResponse) Descriptor() ([]byte, []int) {
-	return file_kvindex_proto_rawDescGZIP(), []int{2}
+	return file_kvindex_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *MatchResponse) GetBlocks() uint32 {
@@ -333,6 +740,67 @@ func (x *MatchResponse) GetMissing() []string {
 		return x.Missing
 	}
 	return nil
+}
+
+func (x *MatchResponse) GetBehind() []*Behind {
+	if x != nil {
+		return x.Behind
+	}
+	return nil
+}
+
+// Behind is how far one partition is behind.
+type Behind struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Partition int32                  `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	// From the next offset to be applied to the end as last heard.
+	Offsets       int64 `protobuf:"varint,2,opt,name=offsets,proto3" json:"offsets,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Behind) Reset() {
+	*x = Behind{}
+	mi := &file_kvindex_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Behind) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Behind) ProtoMessage() {}
+
+func (x *Behind) ProtoReflect() protoreflect.Message {
+	mi := &file_kvindex_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Behind.ProtoReflect.Descriptor instead.
+func (*Behind) Descriptor() ([]byte, []int) {
+	return file_kvindex_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Behind) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *Behind) GetOffsets() int64 {
+	if x != nil {
+		return x.Offsets
+	}
+	return 0
 }
 
 // WorkerMatch is what one worker-rank holds of the prompt.
@@ -379,7 +847,7 @@ type WorkerMatch struct {
 
 func (x *WorkerMatch) Reset() {
 	*x = WorkerMatch{}
-	mi := &file_kvindex_proto_msgTypes[3]
+	mi := &file_kvindex_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -391,7 +859,7 @@ func (x *WorkerMatch) String() string {
 func (*WorkerMatch) ProtoMessage() {}
 
 func (x *WorkerMatch) ProtoReflect() protoreflect.Message {
-	mi := &file_kvindex_proto_msgTypes[3]
+	mi := &file_kvindex_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -404,7 +872,7 @@ func (x *WorkerMatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerMatch.ProtoReflect.Descriptor instead.
 func (*WorkerMatch) Descriptor() ([]byte, []int) {
-	return file_kvindex_proto_rawDescGZIP(), []int{3}
+	return file_kvindex_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WorkerMatch) GetWorker() string {
@@ -515,7 +983,7 @@ type WorkersRequest struct {
 
 func (x *WorkersRequest) Reset() {
 	*x = WorkersRequest{}
-	mi := &file_kvindex_proto_msgTypes[4]
+	mi := &file_kvindex_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -527,7 +995,7 @@ func (x *WorkersRequest) String() string {
 func (*WorkersRequest) ProtoMessage() {}
 
 func (x *WorkersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvindex_proto_msgTypes[4]
+	mi := &file_kvindex_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -540,7 +1008,7 @@ func (x *WorkersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkersRequest.ProtoReflect.Descriptor instead.
 func (*WorkersRequest) Descriptor() ([]byte, []int) {
-	return file_kvindex_proto_rawDescGZIP(), []int{4}
+	return file_kvindex_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WorkersRequest) GetModel() string {
@@ -559,7 +1027,7 @@ type WorkersResponse struct {
 
 func (x *WorkersResponse) Reset() {
 	*x = WorkersResponse{}
-	mi := &file_kvindex_proto_msgTypes[5]
+	mi := &file_kvindex_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -571,7 +1039,7 @@ func (x *WorkersResponse) String() string {
 func (*WorkersResponse) ProtoMessage() {}
 
 func (x *WorkersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvindex_proto_msgTypes[5]
+	mi := &file_kvindex_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -584,7 +1052,7 @@ func (x *WorkersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkersResponse.ProtoReflect.Descriptor instead.
 func (*WorkersResponse) Descriptor() ([]byte, []int) {
-	return file_kvindex_proto_rawDescGZIP(), []int{5}
+	return file_kvindex_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *WorkersResponse) GetWorkers() []*WorkerStatus {
@@ -625,7 +1093,7 @@ type WorkerStatus struct {
 
 func (x *WorkerStatus) Reset() {
 	*x = WorkerStatus{}
-	mi := &file_kvindex_proto_msgTypes[6]
+	mi := &file_kvindex_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -637,7 +1105,7 @@ func (x *WorkerStatus) String() string {
 func (*WorkerStatus) ProtoMessage() {}
 
 func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvindex_proto_msgTypes[6]
+	mi := &file_kvindex_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -650,7 +1118,7 @@ func (x *WorkerStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkerStatus.ProtoReflect.Descriptor instead.
 func (*WorkerStatus) Descriptor() ([]byte, []int) {
-	return file_kvindex_proto_rawDescGZIP(), []int{6}
+	return file_kvindex_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *WorkerStatus) GetWorker() string {
@@ -757,7 +1225,7 @@ type TierBlocks struct {
 
 func (x *TierBlocks) Reset() {
 	*x = TierBlocks{}
-	mi := &file_kvindex_proto_msgTypes[7]
+	mi := &file_kvindex_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -769,7 +1237,7 @@ func (x *TierBlocks) String() string {
 func (*TierBlocks) ProtoMessage() {}
 
 func (x *TierBlocks) ProtoReflect() protoreflect.Message {
-	mi := &file_kvindex_proto_msgTypes[7]
+	mi := &file_kvindex_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -782,7 +1250,7 @@ func (x *TierBlocks) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TierBlocks.ProtoReflect.Descriptor instead.
 func (*TierBlocks) Descriptor() ([]byte, []int) {
-	return file_kvindex_proto_rawDescGZIP(), []int{7}
+	return file_kvindex_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *TierBlocks) GetDevice() int64 {
@@ -821,7 +1289,7 @@ type StatusRequest struct {
 
 func (x *StatusRequest) Reset() {
 	*x = StatusRequest{}
-	mi := &file_kvindex_proto_msgTypes[8]
+	mi := &file_kvindex_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -833,7 +1301,7 @@ func (x *StatusRequest) String() string {
 func (*StatusRequest) ProtoMessage() {}
 
 func (x *StatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_kvindex_proto_msgTypes[8]
+	mi := &file_kvindex_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -846,7 +1314,7 @@ func (x *StatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusRequest.ProtoReflect.Descriptor instead.
 func (*StatusRequest) Descriptor() ([]byte, []int) {
-	return file_kvindex_proto_rawDescGZIP(), []int{8}
+	return file_kvindex_proto_rawDescGZIP(), []int{15}
 }
 
 // StatusResponse describes the instance.
@@ -873,7 +1341,7 @@ type StatusResponse struct {
 
 func (x *StatusResponse) Reset() {
 	*x = StatusResponse{}
-	mi := &file_kvindex_proto_msgTypes[9]
+	mi := &file_kvindex_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -885,7 +1353,7 @@ func (x *StatusResponse) String() string {
 func (*StatusResponse) ProtoMessage() {}
 
 func (x *StatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_kvindex_proto_msgTypes[9]
+	mi := &file_kvindex_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -898,7 +1366,7 @@ func (x *StatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatusResponse.ProtoReflect.Descriptor instead.
 func (*StatusResponse) Descriptor() ([]byte, []int) {
-	return file_kvindex_proto_rawDescGZIP(), []int{9}
+	return file_kvindex_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *StatusResponse) GetReady() bool {
@@ -995,7 +1463,7 @@ type Topic struct {
 
 func (x *Topic) Reset() {
 	*x = Topic{}
-	mi := &file_kvindex_proto_msgTypes[10]
+	mi := &file_kvindex_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1007,7 +1475,7 @@ func (x *Topic) String() string {
 func (*Topic) ProtoMessage() {}
 
 func (x *Topic) ProtoReflect() protoreflect.Message {
-	mi := &file_kvindex_proto_msgTypes[10]
+	mi := &file_kvindex_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1020,7 +1488,7 @@ func (x *Topic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Topic.ProtoReflect.Descriptor instead.
 func (*Topic) Descriptor() ([]byte, []int) {
-	return file_kvindex_proto_rawDescGZIP(), []int{10}
+	return file_kvindex_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Topic) GetName() string {
@@ -1070,7 +1538,7 @@ type PartitionStatus struct {
 
 func (x *PartitionStatus) Reset() {
 	*x = PartitionStatus{}
-	mi := &file_kvindex_proto_msgTypes[11]
+	mi := &file_kvindex_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1082,7 +1550,7 @@ func (x *PartitionStatus) String() string {
 func (*PartitionStatus) ProtoMessage() {}
 
 func (x *PartitionStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvindex_proto_msgTypes[11]
+	mi := &file_kvindex_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1095,7 +1563,7 @@ func (x *PartitionStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionStatus.ProtoReflect.Descriptor instead.
 func (*PartitionStatus) Descriptor() ([]byte, []int) {
-	return file_kvindex_proto_rawDescGZIP(), []int{11}
+	return file_kvindex_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PartitionStatus) GetPartition() int32 {
@@ -1213,7 +1681,7 @@ type ModelStatus struct {
 
 func (x *ModelStatus) Reset() {
 	*x = ModelStatus{}
-	mi := &file_kvindex_proto_msgTypes[12]
+	mi := &file_kvindex_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1225,7 +1693,7 @@ func (x *ModelStatus) String() string {
 func (*ModelStatus) ProtoMessage() {}
 
 func (x *ModelStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_kvindex_proto_msgTypes[12]
+	mi := &file_kvindex_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1238,7 +1706,7 @@ func (x *ModelStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ModelStatus.ProtoReflect.Descriptor instead.
 func (*ModelStatus) Descriptor() ([]byte, []int) {
-	return file_kvindex_proto_rawDescGZIP(), []int{12}
+	return file_kvindex_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ModelStatus) GetModel() string {
@@ -1281,7 +1749,7 @@ var File_kvindex_proto protoreflect.FileDescriptor
 const file_kvindex_proto_rawDesc = "" +
 	"\n" +
 	"\rkvindex.proto\x12\n" +
-	"kvindex.v1\"\xc1\x02\n" +
+	"kvindex.v1\"\xc9\x04\n" +
 	"\fMatchRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x1d\n" +
 	"\n" +
@@ -1296,14 +1764,52 @@ const file_kvindex_proto_rawDesc = "" +
 	"\n" +
 	"early_exit\x18\n" +
 	" \x01(\bR\tearlyExit\x12#\n" +
-	"\rallow_partial\x18\v \x01(\bR\fallowPartial\"i\n" +
+	"\rallow_partial\x18\v \x01(\bR\fallowPartial\x12\x16\n" +
+	"\x06hasher\x18\f \x01(\tR\x06hasher\x12(\n" +
+	"\x10min_depth_blocks\x18\r \x01(\rR\x0eminDepthBlocks\x12I\n" +
+	"\vmin_offsets\x18\x0e \x03(\v2(.kvindex.v1.MatchRequest.MinOffsetsEntryR\n" +
+	"minOffsets\x12\x1b\n" +
+	"\tfail_open\x18\x0f \x01(\bR\bfailOpen\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x10 \x01(\rR\ttimeoutMs\x1a=\n" +
+	"\x0fMinOffsetsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\x05R\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"\xf5\x01\n" +
+	"\x10MatchManyRequest\x124\n" +
+	"\brequests\x18\x01 \x03(\v2\x18.kvindex.v1.MatchRequestR\brequests\x12M\n" +
+	"\vmin_offsets\x18\x02 \x03(\v2,.kvindex.v1.MatchManyRequest.MinOffsetsEntryR\n" +
+	"minOffsets\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\x1a=\n" +
+	"\x0fMinOffsetsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\x05R\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x03R\x05value:\x028\x01\"F\n" +
+	"\x11MatchManyResponse\x121\n" +
+	"\aresults\x18\x01 \x03(\v2\x17.kvindex.v1.MatchResultR\aresults\"i\n" +
+	"\vMatchResult\x121\n" +
+	"\x06answer\x18\x01 \x01(\v2\x19.kvindex.v1.MatchResponseR\x06answer\x12'\n" +
+	"\x05error\x18\x02 \x01(\v2\x11.kvindex.v1.ErrorR\x05error\"5\n" +
+	"\x05Error\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\tR\x04code\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\"\x9a\x01\n" +
+	"\x12MatchStreamRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x122\n" +
+	"\arequest\x18\x02 \x01(\v2\x18.kvindex.v1.MatchRequestR\arequest\x12 \n" +
+	"\vtraceparent\x18\x03 \x01(\tR\vtraceparent\x12\x1e\n" +
+	"\n" +
+	"tracestate\x18\x04 \x01(\tR\n" +
+	"tracestate\"\x81\x01\n" +
+	"\x13MatchStreamResponse\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x121\n" +
+	"\x06answer\x18\x02 \x01(\v2\x19.kvindex.v1.MatchResponseR\x06answer\x12'\n" +
+	"\x05error\x18\x03 \x01(\v2\x11.kvindex.v1.ErrorR\x05error\"i\n" +
 	"\n" +
 	"Multimodal\x12\x12\n" +
 	"\x04hash\x18\x01 \x01(\x06R\x04hash\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x1f\n" +
 	"\vfirst_token\x18\x03 \x01(\rR\n" +
 	"firstToken\x12\x16\n" +
-	"\x06tokens\x18\x04 \x01(\rR\x06tokens\"\xd0\x01\n" +
+	"\x06tokens\x18\x04 \x01(\rR\x06tokens\"\xfc\x01\n" +
 	"\rMatchResponse\x12\x16\n" +
 	"\x06blocks\x18\x01 \x01(\rR\x06blocks\x12\x1d\n" +
 	"\n" +
@@ -1311,7 +1817,11 @@ const file_kvindex_proto_rawDesc = "" +
 	"\amatches\x18\x03 \x03(\v2\x17.kvindex.v1.WorkerMatchR\amatches\x12!\n" +
 	"\flower_bounds\x18\x04 \x01(\bR\vlowerBounds\x12\x18\n" +
 	"\apartial\x18\x05 \x01(\bR\apartial\x12\x18\n" +
-	"\amissing\x18\x06 \x03(\tR\amissing\"\x89\x04\n" +
+	"\amissing\x18\x06 \x03(\tR\amissing\x12*\n" +
+	"\x06behind\x18\a \x03(\v2\x12.kvindex.v1.BehindR\x06behind\"@\n" +
+	"\x06Behind\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\x05R\tpartition\x12\x18\n" +
+	"\aoffsets\x18\x02 \x01(\x03R\aoffsets\"\x89\x04\n" +
 	"\vWorkerMatch\x12\x16\n" +
 	"\x06worker\x18\x01 \x01(\tR\x06worker\x12\x17\n" +
 	"\adp_rank\x18\x02 \x01(\x05R\x06dpRank\x12!\n" +
@@ -1405,9 +1915,11 @@ const file_kvindex_proto_rawDesc = "" +
 	"block_size\x18\x02 \x01(\rR\tblockSize\x12\x16\n" +
 	"\x06hasher\x18\x03 \x01(\tR\x06hasher\x12\x18\n" +
 	"\aworkers\x18\x04 \x01(\rR\aworkers\x12\x16\n" +
-	"\x06blocks\x18\x05 \x01(\x03R\x06blocks2\xcc\x01\n" +
+	"\x06blocks\x18\x05 \x01(\x03R\x06blocks2\xea\x02\n" +
 	"\aKVIndex\x12<\n" +
-	"\x05Match\x12\x18.kvindex.v1.MatchRequest\x1a\x19.kvindex.v1.MatchResponse\x12B\n" +
+	"\x05Match\x12\x18.kvindex.v1.MatchRequest\x1a\x19.kvindex.v1.MatchResponse\x12H\n" +
+	"\tMatchMany\x12\x1c.kvindex.v1.MatchManyRequest\x1a\x1d.kvindex.v1.MatchManyResponse\x12R\n" +
+	"\vMatchStream\x12\x1e.kvindex.v1.MatchStreamRequest\x1a\x1f.kvindex.v1.MatchStreamResponse(\x010\x01\x12B\n" +
 	"\aWorkers\x12\x1a.kvindex.v1.WorkersRequest\x1a\x1b.kvindex.v1.WorkersResponse\x12?\n" +
 	"\x06Status\x12\x19.kvindex.v1.StatusRequest\x1a\x1a.kvindex.v1.StatusResponseB\"Z kvindex/pipeline/query/kvindexpbb\x06proto3"
 
@@ -1423,44 +1935,67 @@ func file_kvindex_proto_rawDescGZIP() []byte {
 	return file_kvindex_proto_rawDescData
 }
 
-var file_kvindex_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_kvindex_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_kvindex_proto_goTypes = []any{
-	(*MatchRequest)(nil),    // 0: kvindex.v1.MatchRequest
-	(*Multimodal)(nil),      // 1: kvindex.v1.Multimodal
-	(*MatchResponse)(nil),   // 2: kvindex.v1.MatchResponse
-	(*WorkerMatch)(nil),     // 3: kvindex.v1.WorkerMatch
-	(*WorkersRequest)(nil),  // 4: kvindex.v1.WorkersRequest
-	(*WorkersResponse)(nil), // 5: kvindex.v1.WorkersResponse
-	(*WorkerStatus)(nil),    // 6: kvindex.v1.WorkerStatus
-	(*TierBlocks)(nil),      // 7: kvindex.v1.TierBlocks
-	(*StatusRequest)(nil),   // 8: kvindex.v1.StatusRequest
-	(*StatusResponse)(nil),  // 9: kvindex.v1.StatusResponse
-	(*Topic)(nil),           // 10: kvindex.v1.Topic
-	(*PartitionStatus)(nil), // 11: kvindex.v1.PartitionStatus
-	(*ModelStatus)(nil),     // 12: kvindex.v1.ModelStatus
-	nil,                     // 13: kvindex.v1.StatusResponse.CountersEntry
+	(*MatchRequest)(nil),        // 0: kvindex.v1.MatchRequest
+	(*MatchManyRequest)(nil),    // 1: kvindex.v1.MatchManyRequest
+	(*MatchManyResponse)(nil),   // 2: kvindex.v1.MatchManyResponse
+	(*MatchResult)(nil),         // 3: kvindex.v1.MatchResult
+	(*Error)(nil),               // 4: kvindex.v1.Error
+	(*MatchStreamRequest)(nil),  // 5: kvindex.v1.MatchStreamRequest
+	(*MatchStreamResponse)(nil), // 6: kvindex.v1.MatchStreamResponse
+	(*Multimodal)(nil),          // 7: kvindex.v1.Multimodal
+	(*MatchResponse)(nil),       // 8: kvindex.v1.MatchResponse
+	(*Behind)(nil),              // 9: kvindex.v1.Behind
+	(*WorkerMatch)(nil),         // 10: kvindex.v1.WorkerMatch
+	(*WorkersRequest)(nil),      // 11: kvindex.v1.WorkersRequest
+	(*WorkersResponse)(nil),     // 12: kvindex.v1.WorkersResponse
+	(*WorkerStatus)(nil),        // 13: kvindex.v1.WorkerStatus
+	(*TierBlocks)(nil),          // 14: kvindex.v1.TierBlocks
+	(*StatusRequest)(nil),       // 15: kvindex.v1.StatusRequest
+	(*StatusResponse)(nil),      // 16: kvindex.v1.StatusResponse
+	(*Topic)(nil),               // 17: kvindex.v1.Topic
+	(*PartitionStatus)(nil),     // 18: kvindex.v1.PartitionStatus
+	(*ModelStatus)(nil),         // 19: kvindex.v1.ModelStatus
+	nil,                         // 20: kvindex.v1.MatchRequest.MinOffsetsEntry
+	nil,                         // 21: kvindex.v1.MatchManyRequest.MinOffsetsEntry
+	nil,                         // 22: kvindex.v1.StatusResponse.CountersEntry
 }
 var file_kvindex_proto_depIdxs = []int32{
-	1,  // 0: kvindex.v1.MatchRequest.mm:type_name -> kvindex.v1.Multimodal
-	3,  // 1: kvindex.v1.MatchResponse.matches:type_name -> kvindex.v1.WorkerMatch
-	6,  // 2: kvindex.v1.WorkersResponse.workers:type_name -> kvindex.v1.WorkerStatus
-	7,  // 3: kvindex.v1.WorkerStatus.blocks:type_name -> kvindex.v1.TierBlocks
-	10, // 4: kvindex.v1.StatusResponse.events:type_name -> kvindex.v1.Topic
-	10, // 5: kvindex.v1.StatusResponse.snapshots:type_name -> kvindex.v1.Topic
-	11, // 6: kvindex.v1.StatusResponse.partitions:type_name -> kvindex.v1.PartitionStatus
-	12, // 7: kvindex.v1.StatusResponse.models:type_name -> kvindex.v1.ModelStatus
-	13, // 8: kvindex.v1.StatusResponse.counters:type_name -> kvindex.v1.StatusResponse.CountersEntry
-	0,  // 9: kvindex.v1.KVIndex.Match:input_type -> kvindex.v1.MatchRequest
-	4,  // 10: kvindex.v1.KVIndex.Workers:input_type -> kvindex.v1.WorkersRequest
-	8,  // 11: kvindex.v1.KVIndex.Status:input_type -> kvindex.v1.StatusRequest
-	2,  // 12: kvindex.v1.KVIndex.Match:output_type -> kvindex.v1.MatchResponse
-	5,  // 13: kvindex.v1.KVIndex.Workers:output_type -> kvindex.v1.WorkersResponse
-	9,  // 14: kvindex.v1.KVIndex.Status:output_type -> kvindex.v1.StatusResponse
-	12, // [12:15] is the sub-list for method output_type
-	9,  // [9:12] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	7,  // 0: kvindex.v1.MatchRequest.mm:type_name -> kvindex.v1.Multimodal
+	20, // 1: kvindex.v1.MatchRequest.min_offsets:type_name -> kvindex.v1.MatchRequest.MinOffsetsEntry
+	0,  // 2: kvindex.v1.MatchManyRequest.requests:type_name -> kvindex.v1.MatchRequest
+	21, // 3: kvindex.v1.MatchManyRequest.min_offsets:type_name -> kvindex.v1.MatchManyRequest.MinOffsetsEntry
+	3,  // 4: kvindex.v1.MatchManyResponse.results:type_name -> kvindex.v1.MatchResult
+	8,  // 5: kvindex.v1.MatchResult.answer:type_name -> kvindex.v1.MatchResponse
+	4,  // 6: kvindex.v1.MatchResult.error:type_name -> kvindex.v1.Error
+	0,  // 7: kvindex.v1.MatchStreamRequest.request:type_name -> kvindex.v1.MatchRequest
+	8,  // 8: kvindex.v1.MatchStreamResponse.answer:type_name -> kvindex.v1.MatchResponse
+	4,  // 9: kvindex.v1.MatchStreamResponse.error:type_name -> kvindex.v1.Error
+	10, // 10: kvindex.v1.MatchResponse.matches:type_name -> kvindex.v1.WorkerMatch
+	9,  // 11: kvindex.v1.MatchResponse.behind:type_name -> kvindex.v1.Behind
+	13, // 12: kvindex.v1.WorkersResponse.workers:type_name -> kvindex.v1.WorkerStatus
+	14, // 13: kvindex.v1.WorkerStatus.blocks:type_name -> kvindex.v1.TierBlocks
+	17, // 14: kvindex.v1.StatusResponse.events:type_name -> kvindex.v1.Topic
+	17, // 15: kvindex.v1.StatusResponse.snapshots:type_name -> kvindex.v1.Topic
+	18, // 16: kvindex.v1.StatusResponse.partitions:type_name -> kvindex.v1.PartitionStatus
+	19, // 17: kvindex.v1.StatusResponse.models:type_name -> kvindex.v1.ModelStatus
+	22, // 18: kvindex.v1.StatusResponse.counters:type_name -> kvindex.v1.StatusResponse.CountersEntry
+	0,  // 19: kvindex.v1.KVIndex.Match:input_type -> kvindex.v1.MatchRequest
+	1,  // 20: kvindex.v1.KVIndex.MatchMany:input_type -> kvindex.v1.MatchManyRequest
+	5,  // 21: kvindex.v1.KVIndex.MatchStream:input_type -> kvindex.v1.MatchStreamRequest
+	11, // 22: kvindex.v1.KVIndex.Workers:input_type -> kvindex.v1.WorkersRequest
+	15, // 23: kvindex.v1.KVIndex.Status:input_type -> kvindex.v1.StatusRequest
+	8,  // 24: kvindex.v1.KVIndex.Match:output_type -> kvindex.v1.MatchResponse
+	2,  // 25: kvindex.v1.KVIndex.MatchMany:output_type -> kvindex.v1.MatchManyResponse
+	6,  // 26: kvindex.v1.KVIndex.MatchStream:output_type -> kvindex.v1.MatchStreamResponse
+	12, // 27: kvindex.v1.KVIndex.Workers:output_type -> kvindex.v1.WorkersResponse
+	16, // 28: kvindex.v1.KVIndex.Status:output_type -> kvindex.v1.StatusResponse
+	24, // [24:29] is the sub-list for method output_type
+	19, // [19:24] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_kvindex_proto_init() }
@@ -1474,7 +2009,7 @@ func file_kvindex_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_kvindex_proto_rawDesc), len(file_kvindex_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   14,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

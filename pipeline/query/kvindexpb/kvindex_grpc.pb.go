@@ -23,9 +23,11 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	KVIndex_Match_FullMethodName   = "/kvindex.v1.KVIndex/Match"
-	KVIndex_Workers_FullMethodName = "/kvindex.v1.KVIndex/Workers"
-	KVIndex_Status_FullMethodName  = "/kvindex.v1.KVIndex/Status"
+	KVIndex_Match_FullMethodName       = "/kvindex.v1.KVIndex/Match"
+	KVIndex_MatchMany_FullMethodName   = "/kvindex.v1.KVIndex/MatchMany"
+	KVIndex_MatchStream_FullMethodName = "/kvindex.v1.KVIndex/MatchStream"
+	KVIndex_Workers_FullMethodName     = "/kvindex.v1.KVIndex/Workers"
+	KVIndex_Status_FullMethodName      = "/kvindex.v1.KVIndex/Status"
 )
 
 // KVIndexClient is the client API for KVIndex service.
@@ -33,11 +35,19 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // KVIndex answers from the index of the instance that is asked. Every method
-// reads memory only. The same service speaks JSON over HTTP: POST /v1/match,
-// GET /v1/workers, GET /v1/status, with these field names.
+// reads memory only. The same service speaks JSON over HTTP: POST /v1/match, POST
+// /v1/match_many, GET /v1/workers, GET /v1/status, with these field names.
 type KVIndexClient interface {
 	// Match finds how many leading blocks of a prompt each worker-rank holds.
 	Match(ctx context.Context, in *MatchRequest, opts ...grpc.CallOption) (*MatchResponse, error)
+	// MatchMany answers several prompts at once, from one reading of what is ready and
+	// how far the partitions are.
+	MatchMany(ctx context.Context, in *MatchManyRequest, opts ...grpc.CallOption) (*MatchManyResponse, error)
+	// MatchStream answers one request after the other, in their order, for callers with
+	// high rates. A request that is refused is answered with its error and ends nothing.
+	// A caller who does not read its answers is cut off with DEADLINE_EXCEEDED; when the
+	// instance shuts down the stream ends with UNAVAILABLE after a whole answer.
+	MatchStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[MatchStreamRequest, MatchStreamResponse], error)
 	// Workers lists the worker-ranks known.
 	Workers(ctx context.Context, in *WorkersRequest, opts ...grpc.CallOption) (*WorkersResponse, error)
 	// Status describes the instance: partitions, models, counters. It answers
@@ -62,6 +72,29 @@ func (c *kVIndexClient) Match(ctx context.Context, in *MatchRequest, opts ...grp
 	}
 	return out, nil
 }
+
+func (c *kVIndexClient) MatchMany(ctx context.Context, in *MatchManyRequest, opts ...grpc.CallOption) (*MatchManyResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(MatchManyResponse)
+	err := c.cc.Invoke(ctx, KVIndex_MatchMany_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *kVIndexClient) MatchStream(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[MatchStreamRequest, MatchStreamResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &KVIndex_ServiceDesc.Streams[0], KVIndex_MatchStream_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[MatchStreamRequest, MatchStreamResponse]{ClientStream: stream}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type KVIndex_MatchStreamClient = grpc.BidiStreamingClient[MatchStreamRequest, MatchStreamResponse]
 
 func (c *kVIndexClient) Workers(ctx context.Context, in *WorkersRequest, opts ...grpc.CallOption) (*WorkersResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
@@ -88,11 +121,19 @@ func (c *kVIndexClient) Status(ctx context.Context, in *StatusRequest, opts ...g
 // for forward compatibility.
 //
 // KVIndex answers from the index of the instance that is asked. Every method
-// reads memory only. The same service speaks JSON over HTTP: POST /v1/match,
-// GET /v1/workers, GET /v1/status, with these field names.
+// reads memory only. The same service speaks JSON over HTTP: POST /v1/match, POST
+// /v1/match_many, GET /v1/workers, GET /v1/status, with these field names.
 type KVIndexServer interface {
 	// Match finds how many leading blocks of a prompt each worker-rank holds.
 	Match(context.Context, *MatchRequest) (*MatchResponse, error)
+	// MatchMany answers several prompts at once, from one reading of what is ready and
+	// how far the partitions are.
+	MatchMany(context.Context, *MatchManyRequest) (*MatchManyResponse, error)
+	// MatchStream answers one request after the other, in their order, for callers with
+	// high rates. A request that is refused is answered with its error and ends nothing.
+	// A caller who does not read its answers is cut off with DEADLINE_EXCEEDED; when the
+	// instance shuts down the stream ends with UNAVAILABLE after a whole answer.
+	MatchStream(grpc.BidiStreamingServer[MatchStreamRequest, MatchStreamResponse]) error
 	// Workers lists the worker-ranks known.
 	Workers(context.Context, *WorkersRequest) (*WorkersResponse, error)
 	// Status describes the instance: partitions, models, counters. It answers
@@ -110,6 +151,12 @@ type UnimplementedKVIndexServer struct{}
 
 func (UnimplementedKVIndexServer) Match(context.Context, *MatchRequest) (*MatchResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Match not implemented")
+}
+func (UnimplementedKVIndexServer) MatchMany(context.Context, *MatchManyRequest) (*MatchManyResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method MatchMany not implemented")
+}
+func (UnimplementedKVIndexServer) MatchStream(grpc.BidiStreamingServer[MatchStreamRequest, MatchStreamResponse]) error {
+	return status.Error(codes.Unimplemented, "method MatchStream not implemented")
 }
 func (UnimplementedKVIndexServer) Workers(context.Context, *WorkersRequest) (*WorkersResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Workers not implemented")
@@ -155,6 +202,31 @@ func _KVIndex_Match_Handler(srv interface{}, ctx context.Context, dec func(inter
 	}
 	return interceptor(ctx, in, info, handler)
 }
+
+func _KVIndex_MatchMany_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(MatchManyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(KVIndexServer).MatchMany(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: KVIndex_MatchMany_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(KVIndexServer).MatchMany(ctx, req.(*MatchManyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _KVIndex_MatchStream_Handler(srv interface{}, stream grpc.ServerStream) error {
+	return srv.(KVIndexServer).MatchStream(&grpc.GenericServerStream[MatchStreamRequest, MatchStreamResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type KVIndex_MatchStreamServer = grpc.BidiStreamingServer[MatchStreamRequest, MatchStreamResponse]
 
 func _KVIndex_Workers_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(WorkersRequest)
@@ -204,6 +276,10 @@ var KVIndex_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _KVIndex_Match_Handler,
 		},
 		{
+			MethodName: "MatchMany",
+			Handler:    _KVIndex_MatchMany_Handler,
+		},
+		{
 			MethodName: "Workers",
 			Handler:    _KVIndex_Workers_Handler,
 		},
@@ -212,6 +288,13 @@ var KVIndex_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _KVIndex_Status_Handler,
 		},
 	},
-	Streams:  []grpc.StreamDesc{},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "MatchStream",
+			Handler:       _KVIndex_MatchStream_Handler,
+			ServerStreams: true,
+			ClientStreams: true,
+		},
+	},
 	Metadata: "kvindex.proto",
 }
