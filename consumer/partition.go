@@ -30,6 +30,7 @@ type Partition struct {
 	pauses   atomic.Int64 // how many times it was paused
 	awaited  ending       // to be reached, then told to the handler; the goroutine's own, zero if there is none
 	problem  atomic.Pointer[string]
+	waiters  waiters
 }
 
 // batch is what one poll fetched of the partition.
@@ -136,6 +137,7 @@ func (p *Partition) restore(ctx context.Context) bool {
 			p.target = bounds.End
 			p.awaited = ending{}
 			p.state.Store(int32(CatchingUp))
+			p.moved()
 			p.setProblem(nil)
 			p.c.do(ctx, func() { p.add(start) })
 			return ctx.Err() == nil
@@ -237,6 +239,7 @@ func (p *Partition) apply(b batch) {
 	p.handler.Apply(kept, next, last.LeaderEpoch)
 	p.position.Store(next)
 	p.reached()
+	p.moved()
 	p.advance()
 }
 

@@ -11,6 +11,7 @@ type Query struct {
 	Workers   []string           // if not empty, only these workers (all their ranks)
 	Keep      func(*Worker) bool // if not nil, workers it refuses are left out, before TopK
 	TopK      int                // if > 0, only the k deepest: by device tier, of equal ones by device and host, and so on (of 32,768 blocks or more, not by the last tiers); ties broken anew from query to query
+	MinDepth  int                // leave out, before TopK, workers whose deepest depth, of all tiers, is less; not for EarlyExit, whose depths may be short
 	EarlyExit bool               // stop once at most one worker still matches; Keep is not asked before
 }
 
@@ -69,10 +70,12 @@ func (x *Index) Find(q *Query, r *Result) {
 			n := x.searchOwned(q, r, turn)
 			r.keep(q.Keep)
 			if r.tiered {
+				r.deepEnough(q.MinDepth)
 				r.selectDeepest(q.TopK, len(q.Locals), turn)
 				return
 			}
 			if len(r.Matches) == n || n < q.TopK {
+				r.deepEnough(q.MinDepth)
 				return
 			}
 			// Others take the places of those that were refused.
@@ -80,19 +83,31 @@ func (x *Index) Find(q *Query, r *Result) {
 	}
 	x.searchOwned(q, r, 0)
 	r.keep(q.Keep)
+	r.deepEnough(q.MinDepth)
 	if q.TopK > 0 {
 		r.selectDeepest(q.TopK, len(q.Locals), turn)
 	}
 }
 
+// deepEnough leaves out the workers whose deepest depth is less than least.
+func (r *Result) deepEnough(least int) {
+	if least > 1 { // no match is shallower
+		r.filter(func(i int) bool { return r.Depths(i)[Tiers-1] >= least })
+	}
+}
+
 // keep leaves out the workers that f refuses.
 func (r *Result) keep(f func(*Worker) bool) {
-	if f == nil {
-		return
+	if f != nil {
+		r.filter(func(i int) bool { return f(r.Matches[i].Worker) })
 	}
+}
+
+// filter leaves the matches, by their number, that f wants.
+func (r *Result) filter(f func(i int) bool) {
 	kept := r.Matches[:0]
 	for i, m := range r.Matches {
-		if f(m.Worker) {
+		if f(i) {
 			if r.tiered {
 				r.depths[len(kept)] = r.depths[i]
 			}

@@ -344,7 +344,7 @@ func TestRefusedRecordsMakeNoModelKnown(t *testing.T) {
 	s.like(func(b *schemas.Batch) { b.BlockSize, b.Epoch = 32, 4 }).send(stored(nil, 1))
 	s.onePartitionOn(func(b *schemas.Batch) { b.Hasher = index.Opaque }).send(stored(nil, 1))
 	in.caughtUp()
-	if _, err := in.Model(testModel, 0); err != nil {
+	if _, err := in.Model(testModel, 0, ""); err != nil {
 		t.Errorf("asking for the one model: %v", err)
 	}
 	if got := in.Status().Models; len(got) != 1 {

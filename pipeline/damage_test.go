@@ -274,7 +274,7 @@ func (in *instance) notAbove(seed uint64, n int) {
 		queries = append(queries, verify.Query{Model: testModel, BlockSize: testBlockSize, Locals: locals(prompt, 60)})
 	}
 	for i, q := range queries {
-		if _, err := in.Model(q.Model, int(q.BlockSize)); err != nil {
+		if _, err := in.Model(q.Model, int(q.BlockSize), ""); err != nil {
 			continue // no record that counts named it
 		}
 		want := in.r.oracle.Depths(q.Model, q.BlockSize, q.Locals)

@@ -139,7 +139,7 @@ func (r *rig) forget() {
 func (in *instance) answersNone(queries []verify.Query) {
 	in.r.t.Helper()
 	for _, q := range queries {
-		if _, err := in.Model(q.Model, int(q.BlockSize)); err != nil {
+		if _, err := in.Model(q.Model, int(q.BlockSize), ""); err != nil {
 			continue // no record named it
 		}
 		if got := in.depths(q); len(got) > 0 {

@@ -266,7 +266,7 @@ func (in *instance) sameWorker(want verify.State) {
 // depths asks the index as the query side does.
 func (in *instance) depths(q verify.Query) map[verify.WorkerRank]index.Depths {
 	in.r.t.Helper()
-	m, err := in.Model(q.Model, int(q.BlockSize))
+	m, err := in.Model(q.Model, int(q.BlockSize), "")
 	if err != nil {
 		in.r.t.Fatal(err)
 	}

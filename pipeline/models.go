@@ -97,12 +97,12 @@ func (m *models) add(k modelKey) (*query.Model, error) {
 	return x, nil
 }
 
-// resolve finds the model a query means. blockSize 0 means the only one.
-func (m *models) resolve(name string, blockSize int) (query.Model, error) {
+// resolve finds the model a query means. blockSize 0 and hasher "" mean the only one.
+func (m *models) resolve(name string, blockSize int, hasher string) (query.Model, error) {
 	var found *query.Model
 	var have []string // all of them, once there are several
 	for _, x := range (*m.byName.Load())[name] {
-		if blockSize != 0 && x.BlockSize != blockSize {
+		if blockSize != 0 && x.BlockSize != blockSize || hasher != "" && x.Hasher.String() != hasher {
 			continue
 		}
 		if found != nil {

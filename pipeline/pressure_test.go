@@ -84,8 +84,8 @@ func TestBlockedPartitionDelaysNobodyElse(t *testing.T) {
 		began := time.Now()
 		in.eventually(func() error {
 			for p, at := range in.Positions(nil) {
-				if p != blocked && at < ends[p] {
-					return fmt.Errorf("partition %d: position %d of %d", p, at, ends[p])
+				if p != blocked && at.Next < ends[p] {
+					return fmt.Errorf("partition %d: position %d of %d", p, at.Next, ends[p])
 				}
 			}
 			return nil
@@ -108,7 +108,7 @@ func TestBlockedPartitionDelaysNobodyElse(t *testing.T) {
 	least := heap()
 
 	blocking.Store(true)
-	stuck := in.Positions(nil)[blocked]
+	stuck := in.Positions(nil)[blocked].Next
 	sent[blocked] = 0
 	var most int64
 	for until := time.Now().Add(hold); time.Now().Before(until) || sent[blocked] < backlog; {

@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"time"
@@ -44,19 +45,47 @@ func (s *Stage) Readiness() query.Readiness {
 }
 
 // Model implements query.Source.
-func (s *Stage) Model(name string, blockSize int) (query.Model, error) {
-	return s.models.resolve(name, blockSize)
+func (s *Stage) Model(name string, blockSize int, hasher string) (query.Model, error) {
+	return s.models.resolve(name, blockSize, hasher)
 }
 
 // Now implements query.Source.
 func (s *Stage) Now() time.Time { return time.Now() }
 
 // Positions implements query.Source.
-func (s *Stage) Positions(dst []int64) []int64 {
+func (s *Stage) Positions(dst []query.Position) []query.Position {
 	for _, p := range s.consumer.Partitions() {
-		dst = append(dst, p.Position())
+		pos := query.Position{Next: p.Position()}
+		if lag := p.End() - pos.Next; lag > s.cfg.ReadyLag {
+			pos.Behind = lag
+		}
+		dst = append(dst, pos)
 	}
 	return dst
+}
+
+// Applied implements query.Source.
+func (s *Stage) Applied(n int32, offset int64) (bool, error) {
+	p, err := s.reading(n)
+	return err == nil && p.Applied(offset), err
+}
+
+// AwaitApplied implements query.Source.
+func (s *Stage) AwaitApplied(ctx context.Context, n int32, offset int64) error {
+	p, err := s.reading(n)
+	if err != nil {
+		return err
+	}
+	return p.AwaitApplied(ctx, offset)
+}
+
+// reading finds a partition that the topic has.
+func (s *Stage) reading(n int32) (*consumer.Partition, error) {
+	parts := s.consumer.Partitions()
+	if n < 0 || int(n) >= len(parts) {
+		return nil, fmt.Errorf("%w %d: %s has %d, as far as is known", query.ErrUnknownPartition, n, s.cfg.Topic, len(parts))
+	}
+	return parts[n], nil
 }
 
 // Worker implements query.Source.

@@ -190,7 +190,7 @@ func TestModels(t *testing.T) {
 	})
 	t.Run("only those configured, which are there from the start", func(t *testing.T) {
 		m := start(9, ModelConfig{"m", 16, index.Flash})
-		if x, err := m.resolve("m", 0); err != nil || x.BlockSize != 16 {
+		if x, err := m.resolve("m", 0, ""); err != nil || x.BlockSize != 16 {
 			t.Errorf("%+v, %v; want the one configured", x, err)
 		}
 		for _, k := range []modelKey{dynamo, wide, {"n", 16, index.Flash}} {
@@ -204,26 +204,29 @@ func TestModels(t *testing.T) {
 		have      []modelKey
 		ask       string
 		blockSize int
+		hasher    string
 		want      error
 		says      string
 	}{
-		{"none", nil, "m", 0, query.ErrUnknownModel, `"m"`},
-		{"another name", []modelKey{flash}, "n", 0, query.ErrUnknownModel, `"n"`},
-		{"the only one", []modelKey{flash}, "m", 0, nil, ""},
-		{"the only one, by its block size", []modelKey{flash}, "m", 16, nil, ""},
-		{"another block size", []modelKey{flash}, "m", 32, query.ErrUnknownModel, ""},
-		{"one of two block sizes", []modelKey{flash, wide}, "m", 32, nil, ""},
-		{"either of two block sizes", []modelKey{flash, wide}, "m", 0, query.ErrAmbiguousModel, "block size 32"},
-		{"two hashers of one block size", []modelKey{flash, dynamo}, "m", 16, query.ErrAmbiguousModel, "dynamo"},
+		{"none", nil, "m", 0, "", query.ErrUnknownModel, `"m"`},
+		{"another name", []modelKey{flash}, "n", 0, "", query.ErrUnknownModel, `"n"`},
+		{"the only one", []modelKey{flash}, "m", 0, "", nil, ""},
+		{"the only one, by its block size", []modelKey{flash}, "m", 16, "", nil, ""},
+		{"another block size", []modelKey{flash}, "m", 32, "", query.ErrUnknownModel, ""},
+		{"one of two block sizes", []modelKey{flash, wide}, "m", 32, "", nil, ""},
+		{"either of two block sizes", []modelKey{flash, wide}, "m", 0, "", query.ErrAmbiguousModel, "block size 32"},
+		{"two hashers of one block size", []modelKey{flash, dynamo}, "m", 16, "", query.ErrAmbiguousModel, "dynamo"},
+		{"one of two hashers", []modelKey{flash, dynamo}, "m", 16, "dynamo", nil, ""},
+		{"another hasher", []modelKey{flash}, "m", 0, "opaque", query.ErrUnknownModel, ""},
 	} {
 		t.Run("asking for: "+c.name, func(t *testing.T) {
 			m := start(9)
 			make(t, m, c.have...)
-			x, err := m.resolve(c.ask, c.blockSize)
+			x, err := m.resolve(c.ask, c.blockSize, c.hasher)
 			if !errors.Is(err, c.want) || err != nil && !strings.Contains(err.Error(), c.says) {
 				t.Fatalf("error %v, want %v with %q", err, c.want, c.says)
 			}
-			if err == nil && (x.Name != c.ask || c.blockSize != 0 && x.BlockSize != c.blockSize) {
+			if err == nil && (x.Name != c.ask || c.blockSize != 0 && x.BlockSize != c.blockSize || c.hasher != "" && x.Hasher.String() != c.hasher) {
 				t.Errorf("model %+v, want %s with blocks of %d", x, c.ask, c.blockSize)
 			}
 		})

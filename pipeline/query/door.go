@@ -74,7 +74,7 @@ func (s *Server) arriving(stream context.Context, m method) (context.Context, er
 	ctx, cancel := context.WithTimeout(stream, s.limits.RequestTimeout)
 	_ = cancel // else the end of the stream does it
 	a := new(arrival)
-	if m == matchMethod {
+	if m.matches() {
 		var err error
 		if a.place, err = s.gate.admit(func() {
 			s.refuse(overGRPC, slowSender, peerOf(stream), s.gate.slow)

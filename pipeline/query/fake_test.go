@@ -32,6 +32,9 @@ type fakeSource struct {
 	workers []WorkerStatus
 	status  Status
 	onModel func() // called by Model, without the lock
+	applied int64
+	behind  int64
+	moved   chan struct{} // closed by the next apply
 }
 
 var _ Source = (*fakeSource)(nil)
@@ -41,6 +44,7 @@ func newFake() *fakeSource {
 	f := &fakeSource{
 		ready:  Readiness{Ready: true},
 		states: map[*index.Worker]WorkerState{},
+		moved:  make(chan struct{}),
 	}
 	f.addModel("m", 4, index.Flash)
 	return f
@@ -81,14 +85,14 @@ func (f *fakeSource) Readiness() Readiness {
 	return f.ready
 }
 
-func (f *fakeSource) Model(name string, blockSize int) (Model, error) {
+func (f *fakeSource) Model(name string, blockSize int, hasher string) (Model, error) {
 	if f.onModel != nil {
 		f.onModel()
 	}
 	var found Model // without allocating: see TestMatchAllocates
 	n := 0
 	for _, m := range f.models {
-		if m.Name == name && (blockSize == 0 || blockSize == m.BlockSize) {
+		if m.Name == name && (blockSize == 0 || blockSize == m.BlockSize) && (hasher == "" || hasher == m.Hasher.String()) {
 			if n++; n > 1 {
 				return Model{}, fmt.Errorf("%w %q: there are %v, %v", ErrAmbiguousModel, name, found, m)
 			}
@@ -101,7 +105,45 @@ func (f *fakeSource) Model(name string, blockSize int) (Model, error) {
 	return found, nil
 }
 
-func (f *fakeSource) Positions(dst []int64) []int64 { return append(dst, 10, 11, 12, 1<<60) }
+// Positions are those of four partitions, moved by apply.
+func (f *fakeSource) Positions(dst []Position) []Position {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return append(append(dst, Position{Next: 10 + f.applied, Behind: f.behind}), Position{Next: 11}, Position{Next: 12}, Position{Next: 1 << 60})
+}
+
+// apply applies so many more records of partition 0.
+func (f *fakeSource) apply(n int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.applied += n
+	close(f.moved)
+	f.moved = make(chan struct{})
+}
+
+func (f *fakeSource) Applied(partition int32, offset int64) (bool, error) {
+	var buf [4]Position
+	if partition < 0 || partition > 3 {
+		return false, fmt.Errorf("%w %d: there are 4", ErrUnknownPartition, partition)
+	}
+	return f.Positions(buf[:0])[partition].Next > offset, nil
+}
+
+func (f *fakeSource) AwaitApplied(ctx context.Context, partition int32, offset int64) error {
+	for {
+		f.mu.Lock()
+		moved := f.moved
+		f.mu.Unlock()
+		if ok, err := f.Applied(partition, offset); ok || err != nil {
+			return err
+		}
+		select {
+		case <-moved:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
 
 func (f *fakeSource) Now() time.Time { return time.Unix(1000, 0) }
 
@@ -184,6 +226,11 @@ func dial(t testing.TB, s *Server) *Client {
 func post(t testing.TB, s *Server, body string) (int, string) {
 	t.Helper()
 	return do(t, s, http.MethodPost, "/v1/match", "application/json", strings.NewReader(body))
+}
+
+func postMany(t testing.TB, s *Server, body string) (int, string) {
+	t.Helper()
+	return do(t, s, http.MethodPost, "/v1/match_many", "application/json", strings.NewReader(body))
 }
 
 func get(t testing.TB, s *Server, path string) (int, string) {

@@ -166,3 +166,20 @@ func (g *gate) arrivals() int64 {
 	defer g.mu.Unlock()
 	return int64(g.arriving.Len())
 }
+
+// outside gives the slot and the place of a query at work to others while f waits.
+func (g *gate) outside(f func()) {
+	<-g.slots
+	g.give(1)
+	defer func() { // it has been let in before, so there may be one more than places
+		g.give(-1)
+		g.slots <- struct{}{}
+	}()
+	f()
+}
+
+func (g *gate) give(places int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.free += places
+}

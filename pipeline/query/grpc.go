@@ -42,7 +42,7 @@ func (s *Server) newGRPC() *grpc.Server {
 		opts = append(opts, grpc.Creds(tellingTLS{credentials.NewTLS(s.cfg.TLS.Config(true, s.notReloaded)), s}))
 	}
 	g := grpc.NewServer(opts...)
-	pb.RegisterKVIndexServer(g, s.service)
+	pb.RegisterKVIndexServer(g, &grpcAPI{s.service, s})
 	healthpb.RegisterHealthServer(g, &health{ready: s.readiness, draining: s.draining})
 	reflection.Register(g)
 	return g
@@ -61,16 +61,16 @@ func (s *Server) guardUnary(ctx context.Context, req any, info *grpc.UnaryServer
 			resp, err = nil, s.panicked(info.FullMethod, p)
 		}
 		if ours {
+			s.refusedBusy(overGRPC, err)
 			s.in.end(ctx, overGRPC, m, status.Code(err), start)
 		}
 	}()
-	if ours && m == matchMethod {
+	if ours && m.matches() {
 		if place == nil {
 			return nil, status.FromContextError(ctx.Err()).Err()
 		}
 		defer place.end()
 		if err := place.work(ctx); err != nil {
-			s.refusedBusy(overGRPC, err)
 			return nil, err
 		}
 	}
@@ -91,6 +91,8 @@ func methodOf(full string) (method, bool) {
 	switch full {
 	case pb.KVIndex_Match_FullMethodName:
 		return matchMethod, true
+	case pb.KVIndex_MatchMany_FullMethodName:
+		return matchManyMethod, true
 	case pb.KVIndex_Workers_FullMethodName:
 		return workersMethod, true
 	case pb.KVIndex_Status_FullMethodName:

@@ -18,12 +18,13 @@ import (
 )
 
 const (
-	pathMatch   = "/v1/match"
-	pathWorkers = "/v1/workers"
-	pathStatus  = "/v1/status"
-	pathAlive   = "/healthz"
-	pathReady   = "/readyz"
-	pathMetrics = "/metrics"
+	pathMatch     = "/v1/match"
+	pathMatchMany = "/v1/match_many"
+	pathWorkers   = "/v1/workers"
+	pathStatus    = "/v1/status"
+	pathAlive     = "/healthz"
+	pathReady     = "/readyz"
+	pathMetrics   = "/metrics"
 )
 
 // httpAnswer works a request out and leaves its answer's JSON in s.out.
@@ -47,6 +48,7 @@ const keptBytes = 256 << 10
 func (s *Server) newHTTP() *http.Server {
 	mux := http.NewServeMux()
 	mux.Handle(pathMatch, s.endpoint(matchMethod, http.MethodPost, s.gated(s.matchHTTP)))
+	mux.Handle(pathMatchMany, s.endpoint(matchManyMethod, http.MethodPost, s.gated(s.matchManyHTTP)))
 	mux.Handle(pathWorkers, s.endpoint(workersMethod, http.MethodGet, s.workersHTTP))
 	mux.Handle(pathStatus, s.endpoint(statusMethod, http.MethodGet, s.statusHTTP))
 	s.mountMooncake(mux)
@@ -142,6 +144,19 @@ func (s *Server) matchHTTP(_ http.ResponseWriter, r *http.Request, scratch *http
 		return err
 	}
 	scratch.out = appendMatches(scratch.out[:0], resp)
+	return nil
+}
+
+func (s *Server) matchManyHTTP(_ http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
+	req, err := parseMatchMany(scratch.in.Bytes(), s.limits.MaxBatch)
+	if err != nil {
+		return err
+	}
+	resp, err := s.service.MatchMany(r.Context(), req)
+	if err != nil {
+		return err
+	}
+	scratch.out = appendResults(scratch.out[:0], resp)
 	return nil
 }
 

@@ -45,7 +45,7 @@ func TestJSONRequests(t *testing.T) {
 		{"white space", " {\n\"model\" : \"m\",\t\"local_hashes\" : [ " + big + " , \"9007199254740993\"\n] }\n", `"depth_blocks":2`},
 		{"null is absent", `{"model":"m","local_hashes":[` + big + `],"tokens":null,"mm":null,"workers":null,"top_k":null}`, `"depth_blocks":1`},
 		{"an answer has every field", `{"model":"m","local_hashes":[7]}`,
-			`{"blocks":1,"block_size":4,"matches":[],"lower_bounds":false,"partial":false,"missing":[]}`},
+			`{"blocks":1,"block_size":4,"matches":[],"lower_bounds":false,"partial":false,"missing":[],"behind":[]}`},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {

@@ -24,6 +24,8 @@ type method int
 
 const (
 	matchMethod method = iota
+	matchManyMethod
+	matchStreamMethod // one request of a stream
 	workersMethod
 	statusMethod
 	mooncakeMethod // a query of Mooncake's API
@@ -34,11 +36,17 @@ const (
 
 var (
 	transportNames = [transports]string{"grpc", "http"}
-	methodNames    = [methods]string{"match", "workers", "status", "mooncake", "dynamo", "dropin"}
+	methodNames    = [methods]string{"match", "match_many", "match_stream", "workers", "status", "mooncake", "dynamo", "dropin"}
 )
 
 // matches reports whether requests of the method ask Match.
-func (m method) matches() bool { return m == matchMethod || m == mooncakeMethod || m == dynamoMethod }
+func (m method) matches() bool {
+	switch m {
+	case matchMethod, matchManyMethod, matchStreamMethod, mooncakeMethod, dynamoMethod:
+		return true
+	}
+	return false
+}
 
 // isDropin reports whether requests of the method are in the words of another
 // indexer's API.

@@ -35,6 +35,18 @@ type matchJSON struct {
 	TopK         uint32       `json:"top_k"`
 	EarlyExit    bool         `json:"early_exit"`
 	AllowPartial bool         `json:"allow_partial"`
+	Hasher       string       `json:"hasher"`
+	MinDepth     uint32       `json:"min_depth_blocks"`
+	MinOffsets   offsetsJSON  `json:"min_offsets"`
+	FailOpen     bool         `json:"fail_open"`
+	TimeoutMs    uint32       `json:"timeout_ms"`
+}
+
+// matchManyJSON is MatchManyRequest.
+type matchManyJSON struct {
+	Requests   []json.RawMessage `json:"requests"`
+	MinOffsets offsetsJSON       `json:"min_offsets"`
+	TimeoutMs  uint32            `json:"timeout_ms"`
 }
 
 type multimodal struct {
@@ -80,11 +92,44 @@ func (s *Server) tooLarge() error {
 	return status.Errorf(codes.ResourceExhausted, "the body is above the limit of %d bytes", s.limits.MaxRequestBytes)
 }
 
+// parseMatchMany reads a batch of at most so many requests; nothing of body is kept.
+func parseMatchMany(body []byte, most int) (*pb.MatchManyRequest, error) {
+	if !utf8.Valid(body) {
+		return nil, errNotUTF8
+	}
+	var in matchManyJSON
+	if err := decodeJSON(body, &in); err != nil {
+		return nil, err
+	}
+	if n := len(in.Requests); n > most {
+		return nil, tooMany("requests", n, "requests", most)
+	}
+	batch := &pb.MatchManyRequest{MinOffsets: in.MinOffsets, TimeoutMs: in.TimeoutMs}
+	for i, raw := range in.Requests {
+		if raw[0] != '{' {
+			return nil, invalid("requests[%d]: %s is not an object", i, clip(raw))
+		}
+		req, err := parseOne(raw)
+		if err != nil {
+			return nil, invalid("requests[%d]: %s", i, status.Convert(err).Message())
+		}
+		batch.Requests = append(batch.Requests, req)
+	}
+	return batch, nil
+}
+
+var errNotUTF8 = invalid("the body is not UTF-8") // encoding/json would put other characters in their place
+
 // parseMatch reads a request; nothing of body is kept.
 func parseMatch(body []byte) (*pb.MatchRequest, error) {
-	if !utf8.Valid(body) { // encoding/json would put other characters in their place
-		return nil, invalid("the body is not UTF-8")
+	if !utf8.Valid(body) {
+		return nil, errNotUTF8
 	}
+	return parseOne(body)
+}
+
+// parseOne reads one request's object.
+func parseOne(body []byte) (*pb.MatchRequest, error) {
 	var in matchJSON
 	body, err := in.lift(body)
 	if err != nil {
@@ -95,30 +140,43 @@ func parseMatch(body []byte) (*pb.MatchRequest, error) {
 
 // parse reads what lift left.
 func (in *matchJSON) parse(body []byte) (*pb.MatchRequest, error) {
-	d := json.NewDecoder(bytes.NewReader(body))
-	d.DisallowUnknownFields()
-	if err := d.Decode(in); err != nil {
-		return nil, jsonError(err)
-	}
-	if _, err := d.Token(); err != io.EOF {
-		return nil, invalid("the body goes on after its JSON object")
+	if err := decodeJSON(body, in); err != nil {
+		return nil, err
 	}
 	req := &pb.MatchRequest{
-		Model:        in.Model,
-		BlockSize:    in.BlockSize,
-		Tokens:       in.Tokens,
-		LocalHashes:  in.LocalHashes,
-		Lora:         in.LoRA,
-		Salt:         in.Salt,
-		Workers:      in.Workers,
-		TopK:         in.TopK,
-		EarlyExit:    in.EarlyExit,
-		AllowPartial: in.AllowPartial,
+		Model:          in.Model,
+		BlockSize:      in.BlockSize,
+		Tokens:         in.Tokens,
+		LocalHashes:    in.LocalHashes,
+		Lora:           in.LoRA,
+		Salt:           in.Salt,
+		Workers:        in.Workers,
+		TopK:           in.TopK,
+		EarlyExit:      in.EarlyExit,
+		AllowPartial:   in.AllowPartial,
+		Hasher:         in.Hasher,
+		MinDepthBlocks: in.MinDepth,
+		MinOffsets:     in.MinOffsets,
+		FailOpen:       in.FailOpen,
+		TimeoutMs:      in.TimeoutMs,
 	}
 	for _, m := range in.MM {
 		req.Mm = append(req.Mm, &pb.Multimodal{Hash: uint64(m.Hash), Id: m.ID, FirstToken: m.FirstToken, Tokens: m.Tokens})
 	}
 	return req, nil
+}
+
+// decodeJSON reads one object and nothing else, with no field that is not v's.
+func decodeJSON(body []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(body))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return jsonError(err)
+	}
+	if _, err := d.Token(); err != io.EOF {
+		return invalid("the body goes on after its JSON object")
+	}
+	return nil
 }
 
 // jsonError says what is wrong in the caller's words rather than Go's.
@@ -219,7 +277,39 @@ type (
 	tokensJSON []uint32
 	hashesJSON []uint64
 	hashJSON   uint64
+	// offsetsJSON is an object: offsets by number of the partition.
+	offsetsJSON map[int32]int64
 )
+
+func (o *offsetsJSON) UnmarshalJSON(data []byte) error {
+	if string(data) == "null" {
+		return nil
+	}
+	if data[0] != '{' {
+		return fmt.Errorf("min_offsets: %s is not an object", clip(data))
+	}
+	*o = offsetsJSON{}
+	for at := skipSpace(data[1:]); at[0] != '}'; {
+		p, rest, ok := parseUint(at, math.MaxInt32) // a key is a string
+		if !ok {
+			return fmt.Errorf("min_offsets: %s is not the number of a partition", clip(at))
+		}
+		rest = skipSpace(skipSpace(rest)[1:]) // the colon
+		offset, after, ok := parseUint(rest, math.MaxInt64)
+		if after = skipSpace(after); !ok || after[0] != ',' && after[0] != '}' {
+			return fmt.Errorf("min_offsets: %s is not an offset", clip(rest))
+		}
+		if _, twice := (*o)[int32(p)]; twice {
+			return fmt.Errorf("min_offsets: partition %d is there twice", p)
+		}
+		(*o)[int32(p)] = int64(offset)
+		at = after
+		if at[0] == ',' {
+			at = skipSpace(at[1:])
+		}
+	}
+	return nil
+}
 
 func (t *tokensJSON) UnmarshalJSON(data []byte) (err error) {
 	if string(data) != "null" {

@@ -86,7 +86,33 @@ func appendMatches(dst []byte, resp *pb.MatchResponse) []byte {
 	dst = strconv.AppendBool(append(dst, `],"lower_bounds":`...), resp.LowerBounds)
 	dst = strconv.AppendBool(append(dst, `,"partial":`...), resp.Partial)
 	dst = appendStrings(append(dst, `,"missing":`...), resp.Missing)
-	return append(dst, '}')
+	dst = append(dst, `,"behind":[`...)
+	for i, b := range resp.Behind {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		dst = strconv.AppendInt(append(dst, `{"partition":`...), int64(b.Partition), 10)
+		dst = appendInt(append(dst, `,"offsets":`...), b.Offsets)
+		dst = append(dst, '}')
+	}
+	return append(dst, "]}"...)
+}
+
+// appendResults writes a batch's answers: each an object with either answer or error.
+func appendResults(dst []byte, resp *pb.MatchManyResponse) []byte {
+	dst = append(dst, `{"results":[`...)
+	for i, r := range resp.Results {
+		if i > 0 {
+			dst = append(dst, ',')
+		}
+		if r.Error != nil {
+			dst = appendJSON(append(dst, `{"error":`...), r.Error.ProtoReflect())
+		} else {
+			dst = appendMatches(append(dst, `{"answer":`...), r.Answer)
+		}
+		dst = append(dst, '}')
+	}
+	return append(dst, "]}"...)
 }
 
 func appendMap(dst []byte, f protoreflect.FieldDescriptor, m protoreflect.Map) []byte {

@@ -13,10 +13,13 @@ import (
 type Limits struct {
 	MaxRequestBytes      int           // of a gRPC message or an HTTP body; default 4 MiB
 	MaxTokens            int           // in a prompt; default 1,048,576
-	MaxBlocks            int           // in a prompt; default 65,536
+	MaxBlocks            int           // in a prompt, and in all prompts of a batch; default 65,536
 	MaxNameBytes         int           // of lora and of salt, which are hashed with every block; default 1,024
 	MaxMultimodal        int           // entries of mm, which every block looks through; default 256
 	MaxWorkersFilter     int           // entries of workers; default 4,096
+	MaxBatch             int           // requests in a batch; default 256
+	MaxBatchMatches      int           // matches in a batch's answers; default 65,536
+	MaxWaiting           int           // queries that wait for min_offsets at a time; default 1,024
 	Deadline             time.Duration // for a request's work, if its caller set no nearer one, and for its arrival, if others need its place; default 1 s
 	MaxConcurrentStreams uint32        // requests at a time on one gRPC connection; default 1,024
 
@@ -42,6 +45,9 @@ func (l Limits) Validate() error {
 		{"max name bytes", l.MaxNameBytes < 0},
 		{"max multimodal entries", l.MaxMultimodal < 0},
 		{"max workers filter", l.MaxWorkersFilter < 0},
+		{"max batch", l.MaxBatch < 0},
+		{"max batch matches", l.MaxBatchMatches < 0},
+		{"max waiting", l.MaxWaiting < 0},
 		{"deadline", l.Deadline < 0},
 		{"max concurrent", l.MaxConcurrent < 0},
 		{"max queue", l.MaxQueue < 0},
@@ -65,6 +71,9 @@ func (l Limits) withDefaults() Limits {
 	setDefault(&l.MaxNameBytes, 1024)
 	setDefault(&l.MaxMultimodal, 256)
 	setDefault(&l.MaxWorkersFilter, 4096)
+	setDefault(&l.MaxBatch, 256)
+	setDefault(&l.MaxBatchMatches, 65536)
+	setDefault(&l.MaxWaiting, 1024)
 	setDefault(&l.Deadline, time.Second)
 	setDefault(&l.MaxConcurrentStreams, 1024)
 	setDefault(&l.MaxConcurrent, 2*runtime.GOMAXPROCS(0))

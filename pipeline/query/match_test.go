@@ -76,6 +76,8 @@ func fleet(t testing.TB) *fakeSource {
 	}
 	f.addModel("two", 4, index.Flash)
 	f.addModel("two", 8, index.Flash)
+	f.addModel("hashed", 4, index.Flash)
+	f.addModel("hashed", 4, index.Dynamo)
 	opaque := f.addModel("opaque", 4, index.Opaque).AddWorker("opaque", 0, nil)
 	if _, err := opaque.Store(index.Device, index.Stored{Locals: locals[:2], Hashes: []index.SeqHash{8, 9}}); err != nil {
 		t.Fatal(err)
@@ -109,6 +111,12 @@ func TestMatch(t *testing.T) {
 		{"the hidden don't take a place in top_k", &pb.MatchRequest{Model: "m", Tokens: prompt, TopK: 1}, "deep/0:3"},
 		{"the filter works before top_k", &pb.MatchRequest{Model: "m", Tokens: prompt, TopK: 1, Workers: []string{"lossy"}}, "lossy/0:1!"},
 		{"a silent one is not answered even if asked for", &pb.MatchRequest{Model: "m", Tokens: prompt, Workers: []string{"silent"}}, ""},
+		{"deep enough", &pb.MatchRequest{Model: "m", Tokens: prompt, MinDepthBlocks: 2}, "deep/0:3 deep/1:2"},
+		{"nobody deep enough", &pb.MatchRequest{Model: "m", Tokens: prompt[:8], MinDepthBlocks: 3}, ""},
+		{"deep enough before top_k", &pb.MatchRequest{Model: "m", Tokens: prompt, MinDepthBlocks: 3, TopK: 2}, "deep/0:3"},
+		{"of two hashers the one said", &pb.MatchRequest{Model: "hashed", Hasher: "dynamo", Tokens: prompt}, ""},
+		{"hasher said", &pb.MatchRequest{Model: "m", Hasher: "flash", Tokens: prompt[:4]}, "deep/0:1 deep/1:1 lossy/0:1!"},
+		{"records that are there", &pb.MatchRequest{Model: "m", Tokens: prompt[:4], MinOffsets: map[int32]int64{0: 9, 3: 1<<60 - 1}}, "deep/0:1 deep/1:1 lossy/0:1!"},
 		{"of two block sizes the one said", &pb.MatchRequest{Model: "two", BlockSize: 8, Tokens: prompt}, ""},
 		{"opaque by local hashes", &pb.MatchRequest{Model: "opaque", LocalHashes: hashes(locals)}, "opaque/0:2"},
 		{"opaque by tokens", &pb.MatchRequest{Model: "opaque", Tokens: prompt}, "opaque/0:2"},
@@ -259,7 +267,12 @@ func TestRefusals(t *testing.T) {
 		{"local hashes with LoRA", &pb.MatchRequest{Model: "m", LocalHashes: []uint64{1}, Lora: "a"}, codes.InvalidArgument, "go with tokens"},
 		{"unknown model", &pb.MatchRequest{Model: "x", Tokens: prompt}, codes.NotFound, `"x"`},
 		{"unknown block size", &pb.MatchRequest{Model: "m", BlockSize: 16, Tokens: prompt}, codes.NotFound, `"m"`},
-		{"ambiguous model", &pb.MatchRequest{Model: "two", Tokens: prompt}, codes.FailedPrecondition, "block size 4 with hasher flash, block size 8 with hasher flash: give block_size"},
+		{"ambiguous model", &pb.MatchRequest{Model: "two", Tokens: prompt}, codes.FailedPrecondition, "block size 4 with hasher flash, block size 8 with hasher flash: give block_size or hasher"},
+		{"ambiguous hasher", &pb.MatchRequest{Model: "hashed", BlockSize: 4, Tokens: prompt}, codes.FailedPrecondition, "block size 4 with hasher dynamo: give block_size or hasher"},
+		{"unknown hasher of the model", &pb.MatchRequest{Model: "m", Hasher: "dynamo", Tokens: prompt}, codes.NotFound, `"m"`},
+		{"no such hasher", &pb.MatchRequest{Model: "m", Hasher: "sha256", Tokens: prompt}, codes.InvalidArgument, "flash, dynamo, opaque"},
+		{"early exit and a minimum", &pb.MatchRequest{Model: "m", EarlyExit: true, MinDepthBlocks: 1, Tokens: prompt}, codes.InvalidArgument, "min_depth_blocks"},
+		{"unknown partition", &pb.MatchRequest{Model: "m", Tokens: prompt, MinOffsets: map[int32]int64{4: 0}}, codes.InvalidArgument, "unknown partition 4"},
 		{"too many tokens", &pb.MatchRequest{Model: "m", Tokens: make([]uint32, 41)}, codes.InvalidArgument, "41 tokens are above the limit of 40"},
 		{"too many blocks of tokens", &pb.MatchRequest{Model: "m", Tokens: make([]uint32, 36)}, codes.InvalidArgument, "9 blocks are above the limit of 8"},
 		{"too many hashes", &pb.MatchRequest{Model: "m", LocalHashes: make([]uint64, 9)}, codes.InvalidArgument, "9 blocks are above the limit of 8"},

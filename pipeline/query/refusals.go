@@ -20,6 +20,7 @@ type refusal int
 const (
 	queueFull refusal = iota
 	queueTimeout
+	tooManyWaiting
 	unauthenticated
 	tokenExpired
 	noCertificate
@@ -30,7 +31,7 @@ const (
 	refusals
 )
 
-var refusalNames = [refusals]string{"queue_full", "queue_timeout", "unauthenticated", "token_expired", "no_certificate", "connections", "slow_reader", "slow_sender", "tls_handshake"}
+var refusalNames = [refusals]string{"queue_full", "queue_timeout", "waiting", "unauthenticated", "token_expired", "no_certificate", "connections", "slow_reader", "slow_sender", "tls_handshake"}
 
 // tellEvery is the least time between two log lines about one kind of refusal.
 const tellEvery = 10 * time.Second
@@ -75,6 +76,9 @@ func (s *Server) refuse(t transport, why refusal, from string, err error) {
 
 // refusedBusy counts an error if the gate gave it.
 func (s *Server) refusedBusy(t transport, err error) {
+	if err == nil {
+		return
+	}
 	if e, ok := errors.AsType[*busyError](err); ok {
 		s.refuse(t, e.why, "", e)
 	}

@@ -26,7 +26,7 @@ func (s *Service) localsOf(modelName string, blockSize uint32, field string, has
 	if !ready.Ready {
 		return nil, notReady(ready)
 	}
-	model, err := s.src.Model(modelName, int(blockSize))
+	model, err := s.src.Model(modelName, int(blockSize), "")
 	if err != nil {
 		return nil, modelError(err, ready)
 	}

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -27,8 +28,10 @@ type Service struct {
 	pb.UnimplementedKVIndexServer
 	src     Source
 	limits  Limits
-	traced  bool // spans are in the contexts; false saves looking for them
+	gate    *gate // of which every caller holds a place; nil: they do not
+	traced  bool  // spans are in the contexts; false saves looking for them
 	scratch sync.Pool
+	waiting atomic.Int64 // queries that wait for min_offsets
 }
 
 // NewService returns a Service over src.
@@ -45,10 +48,14 @@ func NewService(src Source, limits Limits) *Service {
 // matcher is what one query needs while it runs, kept for the next.
 type matcher struct {
 	src    Source
+	ready  Readiness
 	now    time.Time
+	done   []Position // of the partitions before the search
+	blocks int        // in the prompts so far
+	rows   int        // in the answers so far
+
 	locals []index.LocalHash
 	mm     []index.MMHash
-	done   []int64 // positions of the partitions before the search
 	query  index.Query
 	result index.Result
 }
@@ -57,42 +64,106 @@ func (m *matcher) visible(w *index.Worker) bool { return !m.src.Worker(w, m.now)
 
 // Match finds how many leading blocks of a prompt each worker-rank holds.
 func (s *Service) Match(ctx context.Context, req *pb.MatchRequest) (*pb.MatchResponse, error) {
-	deadline := time.Now().Add(s.limits.Deadline)
+	due := s.due(ctx, req.TimeoutMs, req.FailOpen)
 	if err := s.check(req); err != nil {
 		return nil, err
 	}
-	ready := s.src.Readiness()
-	if !ready.Ready && !req.AllowPartial {
-		return nil, notReady(ready)
-	}
-	model, err := s.src.Model(req.Model, int(req.BlockSize))
+	late, err := s.await(ctx, req.MinOffsets, due, partialAllowed(req))
 	if err != nil {
-		return nil, modelError(err, ready)
+		return nil, err
 	}
-	if n := model.hasher().Blocks(len(req.Tokens)); n > s.limits.MaxBlocks {
-		return nil, tooMany("tokens", n, "blocks", s.limits.MaxBlocks)
-	}
-
 	m := s.scratch.Get().(*matcher)
 	defer s.scratch.Put(m)
+	m.look()
+	resp, err := s.match(ctx, m, req, due, late)
+	if err == nil && s.traced {
+		describe(ctx, req, resp)
+	}
+	return resp, err
+}
+
+// look reads what is ready and how far the partitions are, for the searches that
+// follow.
+func (m *matcher) look() {
+	m.ready = m.src.Readiness()
+	m.now = m.src.Now()
+	m.done = m.src.Positions(m.done[:0])
+	m.blocks, m.rows = 0, 0
+}
+
+// match answers one request that passed check. late has the records that it wants to
+// be in the answer and that are not.
+func (s *Service) match(ctx context.Context, m *matcher, req *pb.MatchRequest, due time.Time, late []string) (*pb.MatchResponse, error) {
+	switch {
+	case !m.ready.Ready && !partialAllowed(req):
+		return nil, notReady(m.ready)
+	case len(late) > 0 && !req.FailOpen:
+		return nil, status.Error(codes.DeadlineExceeded, strings.Join(late, "; "))
+	}
+	model, err := s.src.Model(req.Model, int(req.BlockSize), req.Hasher)
+	if err != nil {
+		if req.FailOpen && !m.ready.Ready && errors.Is(err, ErrUnknownModel) {
+			resp := &pb.MatchResponse{BlockSize: req.BlockSize}
+			m.mark(resp, late, err.Error())
+			return resp, nil
+		}
+		return nil, modelError(err, m.ready)
+	}
+	if err := s.count(m, req, model); err != nil {
+		return nil, err
+	}
 	if err := m.hash(req, model); err != nil {
 		return nil, err
 	}
-	if err := inTime(ctx, deadline); err != nil {
+	if req.FailOpen {
+		due = time.Time{} // which bounded the wait: the search is all that it waited for
+	}
+	if err := inTime(ctx, due); err != nil {
 		return nil, err
 	}
 	m.find(req, model)
-	if err := inTime(ctx, deadline); err != nil {
+	if err := inTime(ctx, due); err != nil {
 		return nil, err
 	}
+	if n := m.rows + len(m.result.Matches); m.rows > 0 && n > s.limits.MaxBatchMatches {
+		return nil, status.Errorf(codes.ResourceExhausted,
+			"with those of the requests before it %d matches are above the limit of %d: give top_k or min_depth_blocks", n, s.limits.MaxBatchMatches)
+	}
 	resp := m.answer(model)
-	if !ready.Ready {
-		resp.Partial, resp.Missing = true, ready.Missing
-	}
-	if s.traced {
-		describe(ctx, req, resp)
-	}
+	m.rows += len(resp.Matches)
+	m.mark(resp, late)
 	return resp, nil
+}
+
+// partialAllowed reports whether a request wants what there is.
+func partialAllowed(req *pb.MatchRequest) bool { return req.AllowPartial || req.FailOpen }
+
+// count adds the prompt's blocks to those of the batch, which are bounded in all.
+func (s *Service) count(m *matcher, req *pb.MatchRequest, model Model) error {
+	n := len(req.LocalHashes)
+	if n == 0 {
+		n = model.hasher().Blocks(len(req.Tokens))
+	}
+	switch most := s.limits.MaxBlocks; {
+	case n > most:
+		return tooMany("tokens", n, "blocks", most)
+	case m.blocks+n > most:
+		return invalid("with those of the requests before it %d blocks are above the limit of %d", m.blocks+n, most)
+	}
+	m.blocks += n
+	return nil
+}
+
+// mark says what is missing from an answer: partitions, records, and what else.
+func (m *matcher) mark(resp *pb.MatchResponse, late []string, more ...string) {
+	if !m.ready.Ready || len(late)+len(more) > 0 {
+		resp.Partial, resp.Missing = true, slices.Concat(m.ready.Missing, late, more)
+	}
+	for i, p := range m.done {
+		if p.Behind > 0 {
+			resp.Behind = append(resp.Behind, &pb.Behind{Partition: int32(i), Offsets: p.Behind})
+		}
+	}
 }
 
 // check refuses what no index could answer.
@@ -117,6 +188,12 @@ func (s *Service) check(req *pb.MatchRequest) error {
 		return tooMany("mm", len(req.Mm), "multimodal entries", s.limits.MaxMultimodal)
 	case len(req.Workers) > s.limits.MaxWorkersFilter:
 		return tooMany("workers", len(req.Workers), "workers", s.limits.MaxWorkersFilter)
+	case req.MinDepthBlocks > 0 && req.EarlyExit:
+		return invalid("min_depth_blocks does not go with early_exit, whose depths are lower bounds")
+	case req.Hasher != "":
+		if _, err := index.ParseHasher(req.Hasher); err != nil {
+			return invalid("hasher: %v", err)
+		}
 	}
 	return nil
 }
@@ -144,11 +221,10 @@ func (m *matcher) find(req *pb.MatchRequest, model Model) {
 	if len(m.locals) == 0 {
 		return
 	}
-	m.now = m.src.Now()
-	m.done = m.src.Positions(m.done[:0])
 	m.query.Locals = m.locals
 	m.query.Workers = req.Workers
 	m.query.TopK = int(req.TopK)
+	m.query.MinDepth = int(req.MinDepthBlocks)
 	m.query.EarlyExit = req.EarlyExit
 	model.Index.Find(&m.query, &m.result)
 	m.query.Workers = nil // the request's, not the pool's
@@ -183,7 +259,7 @@ func (m *matcher) answer(model Model) *pb.MatchResponse {
 		row.Incomplete = state.Incomplete
 		row.Partition = state.Partition
 		if p := int(state.Partition); p < len(m.done) { // else it is newer than the search
-			row.Offset = m.done[p]
+			row.Offset = m.done[p].Next
 		}
 		resp.Matches = append(resp.Matches, row)
 	}
@@ -224,14 +300,15 @@ func describe(ctx context.Context, req *pb.MatchRequest, resp *pb.MatchResponse)
 	)
 }
 
-// inTime fails once the caller has gone or its time or ours is over. A query
-// never waits, so looking between its steps is enough and needs no timer.
+// inTime fails once the caller has gone or its time or ours is over. The work of a
+// query never waits, so looking between its steps is enough and needs no timer.
+// No deadline is the zero time.
 func inTime(ctx context.Context, deadline time.Time) error {
 	if err := ctx.Err(); err != nil {
 		return status.FromContextError(err).Err()
 	}
-	if !time.Now().Before(deadline) {
-		return status.Error(codes.DeadlineExceeded, "the query took longer than the limit deadline")
+	if !deadline.IsZero() && !time.Now().Before(deadline) {
+		return status.Error(codes.DeadlineExceeded, "the time for the query was over before its answer")
 	}
 	return nil
 }
@@ -241,7 +318,7 @@ func inTime(ctx context.Context, deadline time.Time) error {
 func modelError(err error, ready Readiness) error {
 	switch {
 	case errors.Is(err, ErrAmbiguousModel):
-		return status.Error(codes.FailedPrecondition, err.Error()+": give block_size")
+		return status.Error(codes.FailedPrecondition, err.Error()+": give block_size or hasher")
 	case errors.Is(err, ErrUnknownModel) && !ready.Ready:
 		return status.Error(codes.Unavailable, err.Error()+"; "+missingText(ready))
 	case errors.Is(err, ErrUnknownModel):

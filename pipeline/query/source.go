@@ -18,20 +18,28 @@ var (
 	ErrAmbiguousModel = errors.New("ambiguous model")
 )
 
+// ErrUnknownPartition is what Source.Applied fails with, to be wrapped with how many
+// there are.
+var ErrUnknownPartition = errors.New("unknown partition")
+
 // Source is what the query side needs of the stage. All methods may be called
-// from any goroutine, and all but Dump do not block.
+// from any goroutine, and all but AwaitApplied and Dump do not block.
 type Source interface {
 	// Readiness says whether every partition of this instance is live.
 	Readiness() Readiness
-	// Model finds the index to ask. blockSize 0 means the only one there is of
-	// that name. Errors: ErrUnknownModel, ErrAmbiguousModel.
-	Model(name string, blockSize int) (Model, error)
+	// Model finds the index to ask. blockSize 0 and hasher "" mean the only one there
+	// is. Errors: ErrUnknownModel, ErrAmbiguousModel.
+	Model(name string, blockSize int, hasher string) (Model, error)
 	// Now is the stage's clock reading that Worker wants, taken once a query.
 	Now() time.Time
-	// Positions appends, by number of the partition, the next offset of it to be
-	// applied; all before are applied. It is asked before the index is, so that
-	// the answer has every record below the offset that it shows.
-	Positions(dst []int64) []int64
+	// Positions appends, by number, how far each partition is. It is asked before the
+	// index is, so that the answer has every record below the offset that it shows.
+	Positions(dst []Position) []Position
+	// Applied reports whether the record at an offset of a partition, and all before
+	// it, are in the index. Error: ErrUnknownPartition.
+	Applied(partition int32, offset int64) (bool, error)
+	// AwaitApplied waits for that until the context ends, whose error it returns then.
+	AwaitApplied(ctx context.Context, partition int32, offset int64) error
 	// Worker says how far to trust what is known of a worker-rank.
 	Worker(w *index.Worker, now time.Time) WorkerState
 	// Workers lists every worker-rank known, of all models if model is empty.
@@ -71,6 +79,12 @@ func (m Model) hasher() index.BlockHasher {
 type Readiness struct {
 	Ready   bool
 	Missing []string // one entry a partition that is not live, such as "kv-events/3: catching up, 1200 records behind"
+}
+
+// Position is how far one partition is.
+type Position struct {
+	Next   int64 // next offset to be applied; all before are
+	Behind int64 // offsets from there to the end as last heard, 0 if within the ready lag
 }
 
 // WorkerState is how far to trust an answer about one worker-rank.

@@ -7,6 +7,7 @@ package query
 import (
 	"context"
 	"net/http"
+	"path"
 
 	"go.opentelemetry.io/otel/attribute"
 	otelcodes "go.opentelemetry.io/otel/codes"
@@ -28,7 +29,7 @@ var propagator = propagation.TraceContext{}
 // traceGRPC puts a span around each Match.
 func traceGRPC(tracer trace.Tracer) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-		if info.FullMethod != pb.KVIndex_Match_FullMethodName {
+		if m, ours := methodOf(info.FullMethod); !ours || !m.matches() {
 			return next(ctx, req)
 		}
 		md, _ := metadata.FromIncomingContext(ctx)
@@ -37,7 +38,7 @@ func traceGRPC(tracer trace.Tracer) grpc.UnaryServerInterceptor {
 			trace.WithAttributes(
 				attribute.String("rpc.system", "grpc"),
 				attribute.String("rpc.service", pb.KVIndex_ServiceDesc.ServiceName),
-				attribute.String("rpc.method", "Match")))
+				attribute.String("rpc.method", path.Base(info.FullMethod))))
 		defer span.End()
 		resp, err := next(ctx, req)
 		span.SetAttributes(attribute.Int("rpc.grpc.status_code", int(status.Code(err))))

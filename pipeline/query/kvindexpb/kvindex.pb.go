@@ -66,9 +66,9 @@ type MatchRequest struct {
 	// a record that must be in the answer, with all before it. The query waits for them
 	// until its time is over: DEADLINE_EXCEEDED, or partial with fail_open.
 	MinOffsets map[int32]int64 `protobuf:"bytes,14,rep,name=min_offsets,json=minOffsets,proto3" json:"min_offsets,omitempty" protobuf_key:"varint,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
-	// Answer with what is known once the time is over or partitions are missing, rather
-	// than to fail with DEADLINE_EXCEEDED or UNAVAILABLE; see partial. Contains
-	// allow_partial.
+	// Answer with what is known when min_offsets are not reached in time or partitions are
+	// missing, rather than to fail with DEADLINE_EXCEEDED or UNAVAILABLE; see partial.
+	// Contains allow_partial.
 	FailOpen bool `protobuf:"varint,15,opt,name=fail_open,json=failOpen,proto3" json:"fail_open,omitempty"`
 	// Milliseconds from the request's arrival within which to answer. 0 means the
 	// caller's deadline; with fail_open nine tenths of it, so that the answer is in time.
