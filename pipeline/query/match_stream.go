@@ -26,9 +26,7 @@ type grpcAPI struct {
 	server *Server
 }
 
-// streamTokensEvery is how long a stream may go on after its token has expired.
-const streamTokensEvery = 5 * time.Second
-
+// matchStream is one stream.
 type matchStream struct {
 	grpc.BidiStreamingServer[pb.MatchStreamRequest, pb.MatchStreamResponse]
 	s *Server
@@ -52,7 +50,7 @@ func (a *grpcAPI) MatchStream(in grpc.BidiStreamingServer[pb.MatchStreamRequest,
 	draining, turn := s.draining, chan struct{}(nil)
 	var look <-chan time.Time
 	if s.tokens != nil {
-		tick := time.NewTicker(streamTokensEvery)
+		tick := time.NewTicker(s.recheck)
 		defer tick.Stop()
 		look = tick.C
 	}

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"time"
 
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/metric/noop"
@@ -45,6 +46,7 @@ type Server struct {
 	in      *instruments
 	gate    *gate
 	tokens  *secure.Tokens // nil: everybody may ask
+	recheck time.Duration  // how long a stream may go on after its token has expired
 	log     *slog.Logger
 	dumping sync.Mutex // held by the one dump that may be under way
 
@@ -88,6 +90,7 @@ func NewServer(src Source, cfg Config) (*Server, error) {
 		log:      cfg.Logger,
 		draining: make(chan struct{}),
 		failed:   make(chan error, 2),
+		recheck:  5 * time.Second,
 	}
 	if cfg.TokenFile != "" {
 		if s.tokens, err = secure.NewTokens(cfg.TokenFile, s.notReloaded); err != nil {

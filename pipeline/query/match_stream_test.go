@@ -1,0 +1,277 @@
+package query
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+
+	pb "kvindex/pipeline/query/kvindexpb"
+)
+
+type streamClient = grpc.BidiStreamingClient[pb.MatchStreamRequest, pb.MatchStreamResponse]
+
+func openStream(t testing.TB, ctx context.Context, s *Server) streamClient {
+	t.Helper()
+	stream, err := pb.NewKVIndexClient(connect(t, s)).MatchStream(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream
+}
+
+func sendOn(t testing.TB, stream streamClient, id uint64, req *pb.MatchRequest) {
+	t.Helper()
+	if err := stream.Send(&pb.MatchStreamRequest{Id: id, Request: req}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// showAnswer is showResult of a stream's answer, with its id.
+func showAnswer(r *pb.MatchStreamResponse) string {
+	return fmt.Sprintf("%d: %s", r.Id, showResult(&pb.MatchResult{Answer: r.Answer, Error: r.Error}))
+}
+
+func TestMatchStream(t *testing.T) {
+	f := fleet(t)
+	cfg := measured(t)
+	cfg.Limits.MaxConcurrent = 1
+	s := serve(t, f, cfg)
+	stream := openStream(t, t.Context(), s)
+	for id, req := range []*pb.MatchRequest{
+		{Model: "m", Tokens: prompt},
+		{Model: "x", Tokens: prompt},
+		nil,
+		{Model: "m", Tokens: prompt, TopK: 1},
+		{Model: "m", Tokens: prompt, TopK: 1, MinOffsets: map[int32]int64{0: 10}, TimeoutMs: 1},
+		{Model: "m", Tokens: prompt, TopK: 1, MinOffsets: map[int32]int64{0: 10}, TimeoutMs: 1, FailOpen: true},
+	} {
+		sendOn(t, stream, uint64(id), req)
+	}
+	if err := stream.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"0: deep/0:3 deep/1:2 lossy/0:1!", "1: NOT_FOUND", "2: INVALID_ARGUMENT", "3: deep/0:3", "4: DEADLINE_EXCEEDED", "5: deep/0:3"} {
+		resp, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := showAnswer(resp); got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+	if _, err := stream.Recv(); err != io.EOF {
+		t.Errorf("the end is %v", err)
+	}
+	for code, want := range map[string]string{"OK": "3", "NOT_FOUND": "1", "INVALID_ARGUMENT": "1", "DEADLINE_EXCEEDED": "1"} {
+		name := fmt.Sprintf(`kvindex_query_requests_total{code=%q,method="match_stream",transport="grpc"}`, code)
+		if got := metricOf(t, s, name); got != want {
+			t.Errorf("%s is %s, want %s", name, got, want)
+		}
+	}
+}
+
+func TestStreamOfManyRequests(t *testing.T) {
+	s := serve(t, fleet(t), Config{})
+	stream := openStream(t, t.Context(), s)
+	const n = 10_000
+	sent := make(chan error, 1)
+	go func() {
+		for id := range uint64(n) {
+			req := &pb.MatchRequest{Model: "m", Tokens: prompt[:4*(1+id%3)], TopK: 1}
+			if err := stream.Send(&pb.MatchStreamRequest{Id: id, Request: req}); err != nil {
+				sent <- err
+				return
+			}
+		}
+		sent <- stream.CloseSend()
+	}()
+	for id := range uint64(n) {
+		resp, err := stream.Recv()
+		if err != nil {
+			t.Fatalf("answer %d: %v", id, err)
+		}
+		if resp.Id != id || resp.Answer.GetBlocks() != uint32(1+id%3) || resp.Answer.Matches[0].DepthBlocks != uint32(1+id%3) {
+			t.Fatalf("answer %d is %v", id, resp)
+		}
+	}
+	if _, err := stream.Recv(); err != io.EOF {
+		t.Errorf("the end is %v", err)
+	}
+	if err := <-sent; err != nil {
+		t.Error(err)
+	}
+}
+
+// A caller who does not read is cut off, told so, and in nobody's way.
+func TestStreamOfASlowReader(t *testing.T) {
+	f := newFake()
+	for i := range 1000 {
+		f.holds(t, fmt.Sprintf("worker-%04d", i), 0, locals, WorkerState{})
+	}
+	cfg := measured(t)
+	cfg.Limits.RequestTimeout = 300 * time.Millisecond
+	cfg.Limits.MaxConcurrent = 1
+	s := serve(t, f, cfg)
+	stream := openStream(t, t.Context(), s)
+	go func() {
+		for stream.Send(&pb.MatchStreamRequest{Request: &pb.MatchRequest{Model: "m", Tokens: prompt}}) == nil {
+		}
+	}()
+	eventually(t, "the reader is given up", func() bool {
+		return metricOf(t, s, refusedMetric("grpc", "slow_reader")) == "1"
+	})
+	if _, err := dial(t, s).Match(t.Context(), &pb.MatchRequest{Model: "m", Tokens: prompt}); err != nil {
+		t.Errorf("another query: %v", err)
+	}
+	for {
+		if _, err := stream.Recv(); err != nil {
+			if status.Code(err) != codes.DeadlineExceeded {
+				t.Errorf("the end is %v, want DeadlineExceeded", err)
+			}
+			return
+		}
+	}
+}
+
+func TestStreamIsCancelled(t *testing.T) {
+	f := fleet(t)
+	s := serve(t, f, Config{Limits: Limits{Deadline: time.Minute}})
+	ctx, cancel := context.WithCancel(t.Context())
+	stream := openStream(t, ctx, s)
+	sendOn(t, stream, 1, wants(10))
+	eventually(t, "the query waits", func() bool { return s.service.waiting.Load() == 1 })
+	cancel()
+	if _, err := stream.Recv(); status.Code(err) != codes.Canceled {
+		t.Errorf("the end is %v", err)
+	}
+	eventually(t, "the query has ended", func() bool { return s.service.waiting.Load() == 0 && len(s.gate.slots) == 0 })
+}
+
+// A server that goes answers what it is at, tells every stream, and does not wait
+// for their callers.
+func TestDrainEndsStreams(t *testing.T) {
+	f := fleet(t)
+	arrived, goOn := make(chan struct{}), make(chan struct{})
+	s := serve(t, f, Config{})
+	idle, busy := openStream(t, t.Context(), s), openStream(t, t.Context(), s)
+	for _, stream := range []streamClient{idle, busy} {
+		sendOn(t, stream, 1, &pb.MatchRequest{Model: "m", Tokens: prompt, TopK: 1})
+		if resp, err := stream.Recv(); err != nil || showAnswer(resp) != "1: deep/0:3" {
+			t.Fatal(resp, err)
+		}
+	}
+	f.onModel = func() {
+		arrived <- struct{}{}
+		<-goOn
+	}
+	for id := range uint64(100) {
+		sendOn(t, busy, id, &pb.MatchRequest{Model: "m", Tokens: prompt, TopK: 1})
+	}
+	<-arrived
+	down := make(chan error, 1)
+	go func() { down <- s.Shutdown(context.Background()) }()
+	if _, err := idle.Recv(); status.Code(err) != codes.Unavailable {
+		t.Errorf("the idle stream ended with %v, want Unavailable", err)
+	}
+	go func() {
+		for {
+			select {
+			case <-arrived:
+			case <-t.Context().Done():
+				return
+			}
+		}
+	}()
+	close(goOn)
+	for id := uint64(0); ; id++ {
+		resp, err := busy.Recv()
+		if err != nil {
+			if status.Code(err) != codes.Unavailable || id == 0 {
+				t.Errorf("the busy stream ended after %d answers with %v, want Unavailable after one or more", id, err)
+			}
+			break
+		}
+		if want := fmt.Sprintf("%d: deep/0:3", id); showAnswer(resp) != want {
+			t.Errorf("got %s, want %s", showAnswer(resp), want)
+		}
+	}
+	if err := <-down; err != nil {
+		t.Errorf("shutdown: %v", err)
+	}
+}
+
+func TestPanicOnAStreamIsAnswered(t *testing.T) {
+	f := fleet(t)
+	s := serve(t, f, Config{})
+	stream := openStream(t, t.Context(), s)
+	panics := true
+	f.onModel = func() {
+		if panics {
+			panics = false
+			panic("BUG: secret")
+		}
+	}
+	for _, want := range []string{"7: INTERNAL", "7: deep/0:3"} {
+		sendOn(t, stream, 7, &pb.MatchRequest{Model: "m", Tokens: prompt, TopK: 1})
+		if resp, err := stream.Recv(); err != nil || showAnswer(resp) != want {
+			t.Fatalf("got %v, %v, want %s", resp, err, want)
+		}
+	}
+	if n := len(s.gate.slots); n != 0 {
+		t.Errorf("%d places are taken", n)
+	}
+}
+
+// The gate is passed by each request, not by the stream.
+func TestStreamPassesTheGate(t *testing.T) {
+	cfg := measured(t)
+	cfg.Limits = Limits{MaxConcurrent: 1, QueueTimeout: time.Millisecond}
+	s := serve(t, fleet(t), cfg)
+	stream := openStream(t, t.Context(), s)
+	ask := func(want string) {
+		t.Helper()
+		sendOn(t, stream, 1, &pb.MatchRequest{Model: "m", Tokens: prompt, TopK: 1})
+		if resp, err := stream.Recv(); err != nil || showAnswer(resp) != want {
+			t.Fatalf("got %v, %v, want %s", resp, err, want)
+		}
+	}
+	ask("1: deep/0:3")
+	s.gate.slots <- struct{}{}
+	ask("1: RESOURCE_EXHAUSTED")
+	s.gate.leave()
+	ask("1: deep/0:3")
+	if n := metricOf(t, s, refusedMetric("grpc", "queue_timeout")); n != "1" {
+		t.Errorf("%s refusals are counted", n)
+	}
+}
+
+func TestStreamEndsWithItsToken(t *testing.T) {
+	const token = "0123456789abcdef-token"
+	file := filepath.Join(t.TempDir(), "tokens")
+	if err := os.WriteFile(file, fmt.Appendf(nil, "%s %s\n", token, time.Now().Add(2*time.Second).Format(time.RFC3339)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := serve(t, fleet(t), Config{TokenFile: file})
+	s.recheck = 10 * time.Millisecond
+	if _, err := openStream(t, t.Context(), s).Recv(); status.Code(err) != codes.Unauthenticated {
+		t.Errorf("without a token: %v", err)
+	}
+	stream := openStream(t, metadata.AppendToOutgoingContext(t.Context(), "authorization", "Bearer "+token), s)
+	sendOn(t, stream, 1, &pb.MatchRequest{Model: "m", Tokens: prompt, TopK: 1})
+	if resp, err := stream.Recv(); err != nil || showAnswer(resp) != "1: deep/0:3" {
+		t.Fatal(resp, err)
+	}
+	if _, err := stream.Recv(); status.Code(err) != codes.Unauthenticated || errors.Is(err, io.EOF) {
+		t.Errorf("after it has expired: %v", err)
+	}
+}
