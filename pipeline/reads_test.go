@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"kvindex/index"
-	"kvindex/pipeline/query"
+	"kvindex/pipeline/query/client"
 	pb "kvindex/pipeline/query/kvindexpb"
 	"kvindex/testcontainers"
 )
@@ -24,7 +24,7 @@ func TestReadYourWrites(t *testing.T) {
 	r := newRig(t, testcontainers.NewKfake(t, testcontainers.KfakeConfig{}), 4)
 	in := r.start()
 	in.caughtUp()
-	client, err := query.Dial(in.GRPCAddr().String(), 0)
+	client, err := client.Dial(in.GRPCAddr().String(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}

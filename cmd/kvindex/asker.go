@@ -11,13 +11,13 @@ import (
 	"google.golang.org/grpc/status"
 
 	"kvindex/cmd/kvindex/fleet"
-	"kvindex/pipeline/query"
+	"kvindex/pipeline/query/client"
 	pb "kvindex/pipeline/query/kvindexpb"
 )
 
 // asker asks for the depths of one fleet's workers. One goroutine uses it.
 type asker struct {
-	stage   *query.Client
+	stage   *client.Client
 	timeout time.Duration
 	worker  map[string]int
 	request pb.MatchRequest
@@ -27,7 +27,7 @@ type asker struct {
 	took    []time.Duration // of each answered query
 }
 
-func newAsker(stage *query.Client, cfg fleet.ProducerConfig, timeout time.Duration) *asker {
+func newAsker(stage *client.Client, cfg fleet.ProducerConfig, timeout time.Duration) *asker {
 	a := &asker{stage: stage, timeout: timeout, worker: map[string]int{}}
 	for i, name := range cfg.Workers {
 		a.worker[name] = i

@@ -23,7 +23,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 
 	"kvindex/cmd/kvindex/fleet"
-	"kvindex/pipeline/query"
+	"kvindex/pipeline/query/client"
 	pb "kvindex/pipeline/query/kvindexpb"
 )
 
@@ -116,7 +116,7 @@ type demo struct {
 	brokers    []string
 	grpc, http string // the stage's addresses
 	adm        *kadm.Client
-	stage      *query.Client
+	stage      *client.Client
 	child      *child
 	sim        *sim
 	trace      *madeTrace
@@ -303,7 +303,7 @@ func (d *demo) startStage(ctx context.Context) (time.Duration, *pb.StatusRespons
 		if d.http, err = freeAddress(); err != nil {
 			return 0, nil, err
 		}
-		if d.stage, err = query.Dial(d.grpc, 0); err != nil {
+		if d.stage, err = client.Dial(d.grpc, 0); err != nil {
 			return 0, nil, err
 		}
 		d.undo = append(d.undo, func() { d.stage.Close() }, func() {

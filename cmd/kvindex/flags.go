@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"kvindex/pipeline/query"
+	"kvindex/pipeline/query/client"
 	"kvindex/pipeline/secure"
 )
 
@@ -87,11 +87,11 @@ func (a *stageAccess) flags(fs *pflag.FlagSet) {
 }
 
 // dial returns a client of the stage; it is not connected yet.
-func (a *stageAccess) dial(timeout time.Duration) (*query.Client, error) {
+func (a *stageAccess) dial(timeout time.Duration) (*client.Client, error) {
 	if err := a.security.Validate(); err != nil {
 		return nil, usageError{err}
 	}
-	cl, err := query.Dial(a.address, timeout, a.security.DialOptions()...)
+	cl, err := client.Dial(a.address, timeout, a.security.DialOptions()...)
 	if err != nil {
 		return nil, usageError{err}
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"google.golang.org/grpc/status"
 
-	"kvindex/pipeline/query"
+	"kvindex/pipeline/query/client"
 	pb "kvindex/pipeline/query/kvindexpb"
 )
 
@@ -37,7 +37,7 @@ func topicEnds(ctx context.Context, adm *kadm.Client, topic string) (map[int32]i
 
 // stageAtEnd waits until the stage is ready and has applied all there is of its
 // topic, and returns the offsets.
-func stageAtEnd(ctx context.Context, address string, stage *query.Client, adm *kadm.Client) (*pb.StatusResponse, map[int32]int64, error) {
+func stageAtEnd(ctx context.Context, address string, stage *client.Client, adm *kadm.Client) (*pb.StatusResponse, map[int32]int64, error) {
 	for last := "waiting for the stage"; ; {
 		st, ends, problem, err := stageAt(ctx, address, stage, adm)
 		switch {
@@ -55,7 +55,7 @@ func stageAtEnd(ctx context.Context, address string, stage *query.Client, adm *k
 }
 
 // stageAt is one look; problem says why the stage is not there yet.
-func stageAt(ctx context.Context, address string, stage *query.Client, adm *kadm.Client) (_ *pb.StatusResponse, ends map[int32]int64, problem string, _ error) {
+func stageAt(ctx context.Context, address string, stage *client.Client, adm *kadm.Client) (_ *pb.StatusResponse, ends map[int32]int64, problem string, _ error) {
 	st, err := stage.Status(ctx)
 	if err != nil {
 		return nil, nil, askError(address, err).Error(), nil // it may be starting

@@ -15,7 +15,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"kvindex/pipeline/query"
+	"kvindex/pipeline/query/client"
 	"kvindex/testcontainers"
 )
 
@@ -47,7 +47,7 @@ func (r *running) settled(t *testing.T) {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	cl, err := query.Dial(r.address, 0)
+	cl, err := client.Dial(r.address, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"kvindex/index"
-	"kvindex/pipeline/query"
+	"kvindex/pipeline/query/client"
 	pb "kvindex/pipeline/query/kvindexpb"
 	"kvindex/pipeline/verify"
 )
@@ -130,7 +130,7 @@ type verifier struct {
 	cl      *kgo.Client
 	adm     *kadm.Client
 	address string
-	stage   *query.Client
+	stage   *client.Client
 	oracle  *verify.Oracle
 	read    map[int32]int64 // the oracle's offsets; nil before it has read anything
 	rng     *rand.Rand

@@ -19,7 +19,7 @@ import (
 
 	"kvindex/index"
 	"kvindex/pipeline"
-	"kvindex/pipeline/query"
+	"kvindex/pipeline/query/client"
 	pb "kvindex/pipeline/query/kvindexpb"
 	"kvindex/pipeline/verify"
 	"kvindex/schemas"
@@ -210,7 +210,7 @@ func stage(t *testing.T, b testcontainers.Broker, topic string) (ask func(tokens
 			t.Errorf("stage: %v", err)
 		}
 	})
-	client, err := query.Dial(cfg.GRPCListen, 0)
+	client, err := client.Dial(cfg.GRPCListen, 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"kvindex/index"
+	"kvindex/pipeline/query/client"
 	pb "kvindex/pipeline/query/kvindexpb"
 )
 
@@ -213,9 +214,9 @@ func askers(t testing.TB, s *Server) []asker {
 	}
 }
 
-func dial(t testing.TB, s *Server) *Client {
+func dial(t testing.TB, s *Server) *client.Client {
 	t.Helper()
-	c, err := Dial(s.GRPCAddr().String(), 0)
+	c, err := client.Dial(s.GRPCAddr().String(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
@@ -263,25 +262,4 @@ func TestWorkersAndStatus(t *testing.T) {
 	if got := string(appendJSON(nil, st.ProtoReflect())); got != stage {
 		t.Errorf("status over gRPC: %s", got)
 	}
-}
-
-// A caller without deadline does not wait for ever for an instance that hangs.
-func TestClientHasADeadline(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := &Client{timeout: 5 * time.Second}
-		ctx, cancel := c.deadline(t.Context())
-		defer cancel()
-		began := time.Now()
-		<-ctx.Done()
-		if took := time.Since(began); took != 5*time.Second {
-			t.Errorf("took %v", took)
-		}
-		sooner, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		if ctx, cancel := c.deadline(sooner); ctx != sooner {
-			t.Error("the caller's deadline is not kept")
-		} else {
-			cancel()
-		}
-	})
 }

@@ -28,7 +28,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"kvindex/index"
-	"kvindex/pipeline/query"
+	"kvindex/pipeline/query/client"
 	pb "kvindex/pipeline/query/kvindexpb"
 	"kvindex/pipeline/verify"
 	"kvindex/testcontainers"
@@ -300,7 +300,7 @@ func (p *process) ready() {
 // between must be refused rather than answered from half an index.
 func (p *process) notReadyUntilRestored() {
 	p.h.t.Helper()
-	client, err := query.Dial(p.h.grpc, time.Second)
+	client, err := client.Dial(p.h.grpc, time.Second)
 	if err != nil {
 		p.h.t.Fatal(err)
 	}
@@ -329,7 +329,7 @@ func (p *process) notReadyUntilRestored() {
 
 func (p *process) status() *pb.StatusResponse {
 	p.h.t.Helper()
-	client, err := query.Dial(p.h.grpc, 10*time.Second)
+	client, err := client.Dial(p.h.grpc, 10*time.Second)
 	if err != nil {
 		p.h.t.Fatal(err)
 	}
@@ -394,7 +394,7 @@ func (h *harness) compare(stage *process, seed uint64) int {
 		}
 		return nil
 	})
-	client, err := query.Dial(h.grpc, 10*time.Second)
+	client, err := client.Dial(h.grpc, 10*time.Second)
 	if err != nil {
 		h.t.Fatal(err)
 	}
