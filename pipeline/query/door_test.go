@@ -24,6 +24,7 @@ import (
 	reflectpb "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	"google.golang.org/grpc/status"
 
+	"kvindex/pipeline/query/client"
 	pb "kvindex/pipeline/query/kvindexpb"
 	"kvindex/pipeline/secure"
 	"kvindex/pipeline/secure/securetest"
@@ -216,7 +217,7 @@ func TestTLS(t *testing.T) {
 			if err := c.as.Validate(); err != nil {
 				t.Fatal(err)
 			}
-			cl, err := Dial(c.s.GRPCAddr().String(), 0, c.as.DialOptions()...)
+			cl, err := client.Dial(c.s.GRPCAddr().String(), 0, c.as.DialOptions()...)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -301,7 +302,7 @@ func TestCertificatesAreReadAgain(t *testing.T) {
 	if serial() == first {
 		t.Error("the old certificate is still shown")
 	}
-	cl, err := Dial(s.GRPCAddr().String(), 0, (&secure.Client{TLS: true, CAFile: ca.File}).DialOptions()...)
+	cl, err := client.Dial(s.GRPCAddr().String(), 0, (&secure.Client{TLS: true, CAFile: ca.File}).DialOptions()...)
 	if err != nil {
 		t.Fatal(err)
 	}
