@@ -283,10 +283,10 @@ func TestCertificatesAreReadAgain(t *testing.T) {
 	cfg := measured(t)
 	cfg.TLS = secure.Server{CertFile: pair.Cert, KeyFile: pair.Key}
 	s := serve(t, fleet(t), cfg)
-	client := httpsClient(t, ca, nil)
+	web := httpsClient(t, ca, nil)
 	serial := func() string {
 		t.Helper()
-		resp, err := client.Get("https://" + s.HTTPAddr().String() + "/healthz")
+		resp, err := web.Get("https://" + s.HTTPAddr().String() + "/healthz")
 		if err != nil {
 			t.Fatal(err)
 		}
