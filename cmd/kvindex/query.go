@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,6 +31,8 @@ type queryConfig struct {
 	locals     string
 	req        pb.MatchRequest
 	blockSize  uint32
+	minOffsets []string
+	watch      time.Duration
 	output     string
 }
 
@@ -40,10 +43,17 @@ func queryCommand() command {
 		short: "Ask which workers hold how much of a prompt",
 		long: `Query asks a stage how many leading blocks of a prompt each worker holds. The prompt is
 given by its tokens or by the local hashes of its blocks: numbers apart by commas or
-white space. A last block that is not full does not count.`,
+white space. A last block that is not full does not count. Text becomes tokens by the
+model's own tokenizer; see the example, which uses the one of Hugging Face for Python.
+
+With --watch it asks again and again: on a terminal the table is drawn anew, elsewhere a
+line is printed whenever the answer has changed, until it is interrupted.`,
 		example: `  kvindex query --model llama --tokens 1,2,3,4
   kvindex query --model llama --tokens-file prompt.txt --top-k 3 --output json
-  kvindex query --model llama --local-hashes 14643705804678351452,16777012769546811212`,
+  kvindex query --model llama --local-hashes 14643705804678351452,16777012769546811212
+  kvindex query --model llama --tokens 1,2,3,4 --watch 500ms
+  python -c 'import sys, tokenizers as t; print(t.Tokenizer.from_file("tokenizer.json").encode(sys.stdin.read()).ids)' \
+      < prompt.txt | kvindex query --model llama --tokens-file -`,
 		flags: func(fs *pflag.FlagSet) {
 			c.stage.flags(fs)
 			fs.DurationVar(&c.timeout, "timeout", 5*time.Second, "give up after this `time`")
@@ -56,7 +66,12 @@ white space. A last block that is not full does not count.`,
 			fs.StringVar(&c.req.Salt, "salt", "", "cache `salt`")
 			fs.StringSliceVar(&c.req.Workers, "workers-only", nil, "answer only these workers, `names`")
 			fs.Uint32Var(&c.req.TopK, "top-k", 0, "answer only the `k` deepest; 0: all")
+			fs.Uint32Var(&c.req.MinDepthBlocks, "min-depth", 0, "answer only workers that hold so many leading `blocks`, in whatever tiers")
+			fs.StringVar(&c.req.Hasher, "hasher", "", "flash, dynamo or opaque `scheme` of the model; empty: the only one there is of it")
+			fs.StringSliceVar(&c.minOffsets, "min-offsets", nil, "wait until these records are in the answer, `partition=offset,...`")
 			fs.BoolVar(&c.req.AllowPartial, "allow-partial", false, "answer although partitions are missing")
+			fs.BoolVar(&c.req.FailOpen, "fail-open", false, "answer although partitions are missing or records do not come in time")
+			fs.DurationVar(&c.watch, "watch", 0, "ask again every `time`; 0: once")
 			outputFlag(fs, &c.output)
 		},
 		run: func(ctx context.Context, con *console, _ []string) error { return c.run(ctx, con) },
@@ -95,11 +110,20 @@ func (c *queryConfig) run(ctx context.Context, con *console) error {
 		return usageError{err}
 	}
 	c.req.BlockSize = c.blockSize
+	if c.req.MinOffsets, err = offsets(c.minOffsets); err != nil {
+		return usageError{err}
+	}
+	if c.watch < 0 {
+		return usagef("--watch: %v is negative", c.watch)
+	}
 	cl, err := c.stage.dial(c.timeout)
 	if err != nil {
 		return err
 	}
 	defer cl.Close()
+	if c.watch > 0 {
+		return c.watchMatch(ctx, con, cl)
+	}
 	start := time.Now()
 	answer, err := cl.Match(ctx, &c.req)
 	if err != nil {
@@ -110,6 +134,22 @@ func (c *queryConfig) run(ctx context.Context, con *console) error {
 		return err
 	}
 	return printMatch(con, answer, c.req.TopK > 0, time.Since(start))
+}
+
+// offsets reads partition=offset of each.
+func offsets(list []string) (map[int32]int64, error) {
+	out := map[int32]int64{}
+	for _, s := range list {
+		p, offset, _ := strings.Cut(s, "=")
+		n, err := strconv.ParseInt(p, 10, 32)
+		if err != nil {
+			return nil, fmt.Errorf("min-offsets: %q: want partition=offset", s)
+		}
+		if out[int32(n)], err = strconv.ParseInt(offset, 10, 64); err != nil {
+			return nil, fmt.Errorf("min-offsets: %q: want partition=offset", s)
+		}
+	}
+	return out, nil
 }
 
 // numbers reads numbers of that many bits, apart by commas and white space.
@@ -151,18 +191,14 @@ func printMatch(con *console, a *pb.MatchResponse, ordered bool, took time.Durat
 	if a.Partial {
 		fmt.Fprintln(con.out, con.outStyle.yellow("partial: ")+strings.Join(a.Missing, "; "))
 	}
+	for _, b := range a.Behind {
+		fmt.Fprintf(con.out, "%s partition %d by %s offsets\n", con.outStyle.yellow("behind:"), b.Partition, thousands(b.Offsets))
+	}
 	if len(a.Matches) == 0 {
 		return nil
 	}
 	if !ordered {
-		slices.SortFunc(a.Matches, func(x, y *pb.WorkerMatch) int {
-			for t, d := range cumulative(y) {
-				if c := d - cumulative(x)[t]; c != 0 {
-					return c
-				}
-			}
-			return strings.Compare(x.Worker, y.Worker)
-		})
+		sortMatches(a.Matches)
 	}
 	// A column for each lower tier that adds something.
 	var tiers []int
@@ -188,6 +224,18 @@ func printMatch(con *console, a *pb.MatchResponse, ordered bool, took time.Durat
 	}
 	fmt.Fprintln(con.out)
 	return table(con.out, append(head, "heard", ""), rows)
+}
+
+// sortMatches puts the deepest first.
+func sortMatches(ms []*pb.WorkerMatch) {
+	slices.SortFunc(ms, func(x, y *pb.WorkerMatch) int {
+		for t, d := range cumulative(y) {
+			if c := d - cumulative(x)[t]; c != 0 {
+				return c
+			}
+		}
+		return cmp.Or(strings.Compare(x.Worker, y.Worker), cmp.Compare(x.DpRank, y.DpRank))
+	})
 }
 
 // tierColumns head the columns of blocks held in the device tier or in those up to a

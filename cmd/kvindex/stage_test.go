@@ -109,8 +109,11 @@ func TestCommandsAgainstAStage(t *testing.T) {
 			t.Errorf("query %v: %s", args, got.out)
 		}
 	}
+	if got := r.run(t, 0, "query", "--tokens", "1", "--fail-open", "--min-offsets", "0=1099511627776", "--hasher", "flash"); !strings.Contains(got.out, "partial: partition 0: offset 1099511627776") {
+		t.Errorf("query of a record to come: %s", got.out)
+	}
 	r.run(t, codeFailed, "query", "--model", "unheard", "--tokens", "1")
-	for _, args := range []string{"", "--tokens 1 --local-hashes 1", "--tokens 1,x", "--tokens 4294967296", "--tokens-file /nowhere"} {
+	for _, args := range []string{"", "--tokens 1 --local-hashes 1", "--tokens 1,x", "--tokens 4294967296", "--tokens-file /nowhere", "--tokens 1 --min-offsets 1", "--tokens 1 --watch -1s"} {
 		r.run(t, codeUsage, append([]string{"query"}, strings.Fields(args)...)...)
 	}
 
