@@ -34,6 +34,7 @@ func TestDocumentationShowsTheFiles(t *testing.T) {
 		{"producing.md", "python", "producer.py"},
 		{"producing.md", "json", "../../schemas/kv_event_batch.avsc"},
 		{"dropin.md", "python", "dropin.py"},
+		{"api.md", "python", "query.py"},
 	} {
 		doc, err := os.ReadFile("../" + c.doc)
 		if err != nil {
