@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"kvindex/index"
+	"kvindex/pipeline/query/client"
 	pb "kvindex/pipeline/query/kvindexpb"
 )
 
@@ -72,6 +73,40 @@ func BenchmarkLoopback(b *testing.B) {
 			b.RunParallel(func(p *testing.PB) {
 				for p.Next() {
 					if _, err := client.Match(context.Background(), reqs["hashes"]); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+		})
+		b.Run(name("streams"), func(b *testing.B) {
+			client, err := client.New(client.Config{Replicas: []string{s.GRPCAddr().String()}, Streams: 2})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer client.Close()
+			b.ReportAllocs()
+			b.SetParallelism(8)
+			b.RunParallel(func(p *testing.PB) {
+				for p.Next() {
+					if _, err := client.Match(context.Background(), reqs["hashes"]); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+		})
+		b.Run(name("grpc, 16 in a batch"), func(b *testing.B) {
+			client := dial(b, s)
+			batch := &pb.MatchManyRequest{}
+			for range 16 {
+				batch.Requests = append(batch.Requests, reqs["hashes"])
+			}
+			b.ReportAllocs()
+			b.SetParallelism(8)
+			b.RunParallel(func(p *testing.PB) {
+				for p.Next() {
+					if _, err := client.MatchMany(context.Background(), batch); err != nil {
 						b.Error(err)
 						return
 					}

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
@@ -273,5 +275,32 @@ func TestStreamEndsWithItsToken(t *testing.T) {
 	}
 	if _, err := stream.Recv(); status.Code(err) != codes.Unauthenticated || errors.Is(err, io.EOF) {
 		t.Errorf("after it has expired: %v", err)
+	}
+}
+
+// Each request of a stream has a span of its own, under its own parent or the stream's.
+func TestStreamSpans(t *testing.T) {
+	spans := tracetest.NewSpanRecorder()
+	tracer := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans)).Tracer("test")
+	s := serve(t, fleet(t), Config{Tracer: tracer})
+	stream := openStream(t, metadata.AppendToOutgoingContext(t.Context(), "traceparent", "00-"+callerTrace+"-00000000000000a1-01"), s)
+	for i, parent := range []string{"", "00-" + callerTrace + "-00000000000000b2-01"} {
+		req := &pb.MatchStreamRequest{Id: uint64(i), Request: &pb.MatchRequest{Model: "m", Tokens: prompt}, Traceparent: parent}
+		if err := stream.Send(req); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := stream.Recv(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ended := spans.Ended()
+	if len(ended) != 2 {
+		t.Fatalf("%d spans", len(ended))
+	}
+	for i, want := range []string{"00000000000000a1", "00000000000000b2"} {
+		p := ended[i].Parent()
+		if p.TraceID().String() != callerTrace || p.SpanID().String() != want || ended[i].Name() != spanName || len(ended[i].Attributes()) < 8 {
+			t.Errorf("span %d: %s under %s with %v, want one under %s", i, ended[i].Name(), p.SpanID(), ended[i].Attributes(), want)
+		}
 	}
 }

@@ -326,6 +326,20 @@ func TestNotReady(t *testing.T) {
 	}
 }
 
+// A partition that is dropped while the index is searched is missing from the answer.
+func TestNotReadyAnyMore(t *testing.T) {
+	f := fleet(t)
+	f.onModel = func() { f.setReady(Readiness{Missing: []string{"kv-events/3: restoring"}}) }
+	svc := NewService(f, Limits{})
+	if resp, err := svc.Match(t.Context(), &pb.MatchRequest{Model: "m", Tokens: prompt}); status.Code(err) != codes.Unavailable {
+		t.Errorf("got %v, %v, want Unavailable", resp, err)
+	}
+	f.setReady(Readiness{Ready: true})
+	if resp, err := svc.Match(t.Context(), &pb.MatchRequest{Model: "m", Tokens: prompt, AllowPartial: true}); err != nil || !resp.Partial {
+		t.Errorf("got %v, %v, want a partial answer", resp, err)
+	}
+}
+
 func TestMissingTextIsShort(t *testing.T) {
 	var r Readiness
 	for i := range 1000 {

@@ -94,10 +94,10 @@ func (m *matcher) look() {
 // match answers one request that passed check. late has the records that it wants to
 // be in the answer and that are not.
 func (s *Service) match(ctx context.Context, m *matcher, req *pb.MatchRequest, due time.Time, late []string) (*pb.MatchResponse, error) {
-	switch {
-	case !m.ready.Ready && !partialAllowed(req):
-		return nil, notReady(m.ready)
-	case len(late) > 0 && !req.FailOpen:
+	if err := m.whole(req); err != nil {
+		return nil, err
+	}
+	if len(late) > 0 && !req.FailOpen {
 		return nil, status.Error(codes.DeadlineExceeded, strings.Join(late, "; "))
 	}
 	model, err := s.src.Model(req.Model, int(req.BlockSize), req.Hasher)
@@ -125,6 +125,13 @@ func (s *Service) match(ctx context.Context, m *matcher, req *pb.MatchRequest, d
 	if err := inTime(ctx, due); err != nil {
 		return nil, err
 	}
+	// A partition may have been dropped under the search.
+	if m.ready.Ready {
+		m.ready = s.src.Readiness()
+	}
+	if err := m.whole(req); err != nil {
+		return nil, err
+	}
 	if n := m.rows + len(m.result.Matches); m.rows > 0 && n > s.limits.MaxBatchMatches {
 		return nil, status.Errorf(codes.ResourceExhausted,
 			"with those of the requests before it %d matches are above the limit of %d: give top_k or min_depth_blocks", n, s.limits.MaxBatchMatches)
@@ -133,6 +140,14 @@ func (s *Service) match(ctx context.Context, m *matcher, req *pb.MatchRequest, d
 	m.rows += len(resp.Matches)
 	m.mark(resp, late)
 	return resp, nil
+}
+
+// whole fails if partitions are missing that the request cannot do without.
+func (m *matcher) whole(req *pb.MatchRequest) error {
+	if !m.ready.Ready && !partialAllowed(req) {
+		return notReady(m.ready)
+	}
+	return nil
 }
 
 // partialAllowed reports whether a request wants what there is.

@@ -28,8 +28,9 @@ type Config struct {
 
 	Connections int // to each replica; default 1
 	// Streams is how many streams of each connection carry the Match calls, which costs
-	// both ends about half as much as a call of its own for each; 0: none. A stream
-	// answers in order, so a call that waits for min_offsets holds up those behind it.
+	// both ends less than a call for each; 0: none. A stream answers in order and on one
+	// processor, so a call that waits for min_offsets holds up those behind it. The
+	// server does not learn of a caller's deadline on it.
 	Streams int
 
 	// DialOptions are for every connection, such as credentials (see secure.Client);
