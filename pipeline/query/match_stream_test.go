@@ -156,7 +156,7 @@ func TestStreamIsCancelled(t *testing.T) {
 	if _, err := stream.Recv(); status.Code(err) != codes.Canceled {
 		t.Errorf("the end is %v", err)
 	}
-	eventually(t, "the query has ended", func() bool { return s.service.waiting.Load() == 0 && len(s.gate.slots) == 0 })
+	eventually(t, "the query has ended", func() bool { return s.service.waiting.Load() == 0 && s.gate.empty(s.limits.MaxConcurrent + s.limits.MaxQueue) })
 }
 
 // A server that goes answers what it is at, tells every stream, and does not wait
@@ -229,8 +229,8 @@ func TestPanicOnAStreamIsAnswered(t *testing.T) {
 			t.Fatalf("got %v, %v, want %s", resp, err, want)
 		}
 	}
-	if n := len(s.gate.slots); n != 0 {
-		t.Errorf("%d places are taken", n)
+	if !s.gate.empty(s.limits.MaxConcurrent + s.limits.MaxQueue) {
+		t.Error("places or slots are taken")
 	}
 }
 
@@ -250,7 +250,7 @@ func TestStreamPassesTheGate(t *testing.T) {
 	ask("1: deep/0:3")
 	s.gate.slots <- struct{}{}
 	ask("1: RESOURCE_EXHAUSTED")
-	s.gate.leave()
+	<-s.gate.slots
 	ask("1: deep/0:3")
 	if n := metricOf(t, s, refusedMetric("grpc", "queue_timeout")); n != "1" {
 		t.Errorf("%s refusals are counted", n)
