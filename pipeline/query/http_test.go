@@ -4,11 +4,14 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
 	"kvindex/index"
@@ -153,7 +156,7 @@ func TestJSONIntegersAreExact(t *testing.T) {
 func TestMatchesAreWrittenAlike(t *testing.T) {
 	for _, resp := range []*pb.MatchResponse{
 		{},
-		{Blocks: 1, BlockSize: 2, LowerBounds: true, Partial: true, Missing: []string{"a", `"b"`}, Matches: []*pb.WorkerMatch{
+		{Blocks: 1, BlockSize: 2, LowerBounds: true, Partial: true, Missing: []string{"a", `"b"`}, Behind: []*pb.Behind{{Partition: 3, Offsets: 1 << 60}, {}}, Matches: []*pb.WorkerMatch{
 			{Worker: "w\n", DpRank: -1, DepthBlocks: 3, DepthTokens: 4, DepthHostBlocks: 5, DepthHostTokens: 6, DepthDiskBlocks: 7, DepthDiskTokens: 8, DepthExternalBlocks: 9, DepthExternalTokens: 10, AgeMs: 1 << 60, Incomplete: true, Partition: 5, Offset: -1 << 60},
 			{Worker: "x"},
 		}},
@@ -172,6 +175,8 @@ func FuzzParseMatch(f *testing.F) {
 		`{"workers":["tokens\"",",\\"],"tokens" : [ 1 , 2 ] , "top_k":3}`,
 		`{"mm":[{"tokens":1,"hash":"7"}],"local_hashes":[],"tokens":[3]}`,
 		`{"tok\u0065ns":[1],"tokens":[2]}`,
+		`{"min_offsets":{"3":"9223372036854775807", "0" : 5 , "2147483647":0},"hasher":"flash","min_depth_blocks":2,"fail_open":true,"timeout_ms":7}`,
+		`{"min_offsets":{}}`, `{"min_offsets":{"1":1,"1":1}}`, `{"min_offsets":{"1":{}}}`, `{"min_offsets":{"a":1,"\u0031":2}}`,
 		`{"x\":\"y,":1,"tokens":[5]}`,
 		`{"tokens":[1],"tokens":[1]}`,
 		`{"tokens":[1,]}`, `{"tokens":[01]}`, `{"tokens":[1] "model":"m"}`, `{"tokens":[`, `{"local_hashes":"`, `{"model"`, `{`, ``,
@@ -200,6 +205,33 @@ func FuzzParseMatch(f *testing.F) {
 			if want, err := strconv.ParseUint(strings.Trim(string(r), `"`), 10, 64); err != nil || got.LocalHashes[i] != want {
 				t.Fatalf("local_hashes[%d] = %d of %s", i, got.LocalHashes[i], r)
 			}
+		}
+	})
+}
+
+// A request says the same within a batch as alone, and what is no request is refused
+// in both.
+func FuzzParseMatchMany(f *testing.F) {
+	for _, body := range []string{
+		`{"model":"m","tokens":[1, "2"],"min_offsets":{"1":2}}`, `{"tokens":[1,]}`, `{}`, `{"x":1}`, ` null`, `[]`, `{},{}`, `]`, ``,
+	} {
+		f.Add([]byte(body))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		one, oneErr := parseMatch(body)
+		batch, err := parseMatchMany(slices.Concat([]byte(`{"requests":[`), body, []byte(`]}`)), 1)
+		if oneErr == nil && strings.HasPrefix(strings.TrimSpace(string(body)), "{") {
+			if err != nil || len(batch.Requests) != 1 || !proto.Equal(batch.Requests[0], one) {
+				t.Fatalf("in a batch %v, %v, alone %v", batch, err, one)
+			}
+		} else if err == nil && len(batch.Requests) > 0 {
+			t.Fatalf("a batch of %v, alone %v", batch, oneErr)
+		}
+		if err != nil && status.Code(err) != codes.InvalidArgument {
+			t.Fatalf("refused with %v", err)
+		}
+		if _, err := parseMatchMany(body, 1); err != nil && status.Code(err) != codes.InvalidArgument {
+			t.Fatalf("refused with %v", err)
 		}
 	})
 }
