@@ -33,7 +33,8 @@ func (s *Service) due(ctx context.Context, timeoutMs uint32, failOpen bool) time
 // await waits until the records named by partition are in the index, or the time is
 // over, and returns what is missing then. partial says whether the caller takes an
 // answer of an instance that is not ready; if not, and it is not, await does not wait.
-func (s *Service) await(ctx context.Context, records map[int32]int64, due time.Time, partial bool) (late []string, err error) {
+// open says whether the caller takes an answer in any case.
+func (s *Service) await(ctx context.Context, records map[int32]int64, due time.Time, partial, open bool) (late []string, err error) {
 	if len(records) == 0 {
 		return nil, nil
 	}
@@ -44,11 +45,13 @@ func (s *Service) await(ctx context.Context, records map[int32]int64, due time.T
 		}
 		switch applied, err := s.src.Applied(p, offset); {
 		case err != nil:
-			// A partition may be unknown because the topic is.
-			if ready := s.src.Readiness(); !ready.Ready {
+			switch ready := s.src.Readiness(); {
+			case ready.Ready:
+				return nil, invalid("min_offsets: %v", err)
+			case !open: // it may be unknown because the topic is
 				return nil, status.Error(codes.Unavailable, "min_offsets: "+err.Error()+"; "+missingText(ready))
 			}
-			return nil, invalid("min_offsets: %v", err)
+			waits = true // for the others; this one will be missing
 		case !applied:
 			waits = true
 		}
@@ -84,7 +87,7 @@ func (s *Service) wait(ctx context.Context, records map[int32]int64, due time.Ti
 		switch {
 		case errors.Is(err, context.DeadlineExceeded):
 			late = append(late, fmt.Sprintf("partition %d: offset %d is not applied yet", p, offset))
-		case err != nil: // the topic was made anew with fewer partitions
+		case err != nil: // it is unknown
 			late = append(late, err.Error())
 		}
 	}

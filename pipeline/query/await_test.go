@@ -84,6 +84,9 @@ func TestTheTimeToWait(t *testing.T) {
 		{"not ready, partial allowed", func(r *pb.MatchRequest) { r.AllowPartial = true }, 0, "kv-events/1: restoring", codes.DeadlineExceeded, time.Second, nil, "offset 500"},
 		{"not ready, fail open", func(r *pb.MatchRequest) { r.FailOpen, r.TimeoutMs = true, 10 }, 0, "kv-events/1: restoring", codes.OK, 10 * time.Millisecond,
 			[]string{"kv-events/1: restoring", "partition 0: offset 500 is not applied yet"}, ""},
+		{"not ready, unknown partition", func(r *pb.MatchRequest) { r.MinOffsets = map[int32]int64{9: 1} }, 0, "kv-events/1: restoring", codes.Unavailable, 0, nil, "unknown partition 9"},
+		{"not ready, unknown partition, fail open", func(r *pb.MatchRequest) { r.FailOpen, r.MinOffsets = true, map[int32]int64{9: 1} }, 0, "kv-events/1: restoring", codes.OK, 0,
+			[]string{"kv-events/1: restoring", "unknown partition 9: there are 4"}, ""},
 		{"nothing to wait for, fail open", func(r *pb.MatchRequest) { r.FailOpen, r.MinOffsets = true, nil }, 0, "kv-events/1: restoring", codes.OK, 0,
 			[]string{"kv-events/1: restoring"}, ""},
 	} {

@@ -21,8 +21,9 @@ func (s *Service) MatchMany(ctx context.Context, batch *pb.MatchManyRequest) (*p
 	case n > s.limits.MaxBatch:
 		return nil, tooMany("requests", n, "requests", s.limits.MaxBatch)
 	}
-	due := s.due(ctx, batch.TimeoutMs, slices.ContainsFunc(batch.Requests, (*pb.MatchRequest).GetFailOpen))
-	late, err := s.await(ctx, batch.MinOffsets, due, slices.ContainsFunc(batch.Requests, partialAllowed))
+	open := slices.ContainsFunc(batch.Requests, (*pb.MatchRequest).GetFailOpen)
+	due := s.due(ctx, batch.TimeoutMs, open)
+	late, err := s.await(ctx, batch.MinOffsets, due, slices.ContainsFunc(batch.Requests, partialAllowed), open)
 	if err != nil {
 		return nil, err
 	}

@@ -156,7 +156,9 @@ func TestStreamIsCancelled(t *testing.T) {
 	if _, err := stream.Recv(); status.Code(err) != codes.Canceled {
 		t.Errorf("the end is %v", err)
 	}
-	eventually(t, "the query has ended", func() bool { return s.service.waiting.Load() == 0 && s.gate.empty(s.limits.MaxConcurrent + s.limits.MaxQueue) })
+	eventually(t, "the query has ended", func() bool {
+		return s.service.waiting.Load() == 0 && s.gate.empty(s.limits.MaxConcurrent+s.limits.MaxQueue)
+	})
 }
 
 // A server that goes answers what it is at, tells every stream, and does not wait

@@ -68,7 +68,7 @@ func (s *Service) Match(ctx context.Context, req *pb.MatchRequest) (*pb.MatchRes
 	if err := s.check(req); err != nil {
 		return nil, err
 	}
-	late, err := s.await(ctx, req.MinOffsets, due, partialAllowed(req))
+	late, err := s.await(ctx, req.MinOffsets, due, partialAllowed(req), req.FailOpen)
 	if err != nil {
 		return nil, err
 	}
