@@ -15,6 +15,7 @@ import (
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 
 	"kvindex/pipeline/query"
+	"kvindex/pipeline/query/client"
 	pb "kvindex/pipeline/query/kvindexpb"
 	"kvindex/pipeline/query/tracetest"
 	"kvindex/schemas"
@@ -41,16 +42,16 @@ func TestOneTraceFromProducerToAnswer(t *testing.T) {
 		prompt := locals(1, 4)
 		producing := traced(tracer, ctx, p, stored(nil, prompt...))
 		in.caughtUp()
-		client, err := query.Dial(in.GRPCAddr().String(), 0)
+		cl, err := client.Dial(in.GRPCAddr().String(), 0)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer client.Close()
+		defer cl.Close()
 		req := &pb.MatchRequest{Model: testModel}
 		for _, l := range prompt {
 			req.LocalHashes = append(req.LocalHashes, uint64(l))
 		}
-		resp, err := client.Match(ctx, req)
+		resp, err := cl.Match(ctx, req)
 		if err != nil || len(resp.Matches) != 1 || resp.Matches[0].DepthBlocks != 4 {
 			t.Fatalf("%v, %v", resp, err)
 		}

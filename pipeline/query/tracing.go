@@ -47,17 +47,6 @@ func traceGRPC(tracer trace.Tracer) grpc.UnaryServerInterceptor {
 	}
 }
 
-// sendContext has a client's calls carry the span that their context holds, if any.
-func sendContext(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	if trace.SpanContextFromContext(ctx).IsValid() {
-		md, _ := metadata.FromOutgoingContext(ctx)
-		md = md.Copy()
-		propagator.Inject(ctx, mdCarrier(md))
-		ctx = metadata.NewOutgoingContext(ctx, md)
-	}
-	return invoke(ctx, method, req, reply, cc, opts...)
-}
-
 // traceHTTP puts a span around each match.
 func traceHTTP(tracer trace.Tracer, next httpAnswer) httpAnswer {
 	return func(w http.ResponseWriter, r *http.Request, s *httpScratch) error {

@@ -27,7 +27,7 @@ import (
 
 	"kvindex/index"
 	"kvindex/pipeline"
-	"kvindex/pipeline/query"
+	"kvindex/pipeline/query/client"
 	pb "kvindex/pipeline/query/kvindexpb"
 	"kvindex/testcontainers"
 )
@@ -413,18 +413,18 @@ func TestEnginesToAnswers(t *testing.T) {
 		cfg := DefaultConfig()
 		cfg.Topic = testcontainers.NewTopic(t, b, "events", 3, nil)
 		cfg.Engines = p.engines
-		client := startStage(t, b, cfg.Topic)
+		cl := startStage(t, b, cfg.Topic)
 		p.publish(t, all, 0) // so that the first step is read from replays
 		r := startRelay(t, b, cfg)
 		for n := 0; ; n++ {
 			if n > 0 && !p.publish(t, all, n) {
 				break
 			}
-			p.settled(t, r, b, client, cfg.Topic)
+			p.settled(t, r, b, cl, cfg.Topic)
 			for _, st := range all {
 				if n < len(st.steps) {
 					for _, a := range st.steps[n].answers {
-						check(t, client, &st, n, &a)
+						check(t, cl, &st, n, &a)
 					}
 				}
 			}
@@ -576,7 +576,7 @@ func (p *publishers) publish(t *testing.T, all []story, n int) (more bool) {
 }
 
 // settled waits until the stage has all that was published.
-func (p *publishers) settled(t *testing.T, r *running, b testcontainers.Broker, client *query.Client, topic string) {
+func (p *publishers) settled(t *testing.T, r *running, b testcontainers.Broker, cl *client.Client, topic string) {
 	t.Helper()
 	testcontainers.Eventually(t, patience, func() error {
 		for _, k := range r.Status().Ranks {
@@ -585,7 +585,7 @@ func (p *publishers) settled(t *testing.T, r *running, b testcontainers.Broker, 
 			}
 		}
 		ends := testcontainers.StableOffsets(t, b, topic)
-		st, err := client.Status(t.Context())
+		st, err := cl.Status(t.Context())
 		if err != nil {
 			return err
 		}
@@ -602,7 +602,7 @@ func (p *publishers) settled(t *testing.T, r *running, b testcontainers.Broker, 
 }
 
 // startStage runs a stage until the test ends.
-func startStage(t *testing.T, b testcontainers.Broker, topic string) *query.Client {
+func startStage(t *testing.T, b testcontainers.Broker, topic string) *client.Client {
 	t.Helper()
 	cfg := pipeline.DefaultConfig()
 	cfg.Brokers, cfg.Topic, cfg.SnapshotTopic = b.Brokers(), topic, ""
@@ -621,17 +621,17 @@ func startStage(t *testing.T, b testcontainers.Broker, topic string) *query.Clie
 			t.Errorf("stage: %v", err)
 		}
 	})
-	client, err := query.Dial(cfg.GRPCListen, 10*time.Second)
+	cl, err := client.Dial(cfg.GRPCListen, 10*time.Second)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { client.Close() })
-	return client
+	t.Cleanup(func() { cl.Close() })
+	return cl
 }
 
 // check asks for an answer's prompt, and for the same with what nobody stored: an
 // adapter, a salt, an image.
-func check(t *testing.T, client *query.Client, st *story, n int, a *answer) {
+func check(t *testing.T, cl *client.Client, st *story, n int, a *answer) {
 	t.Helper()
 	ask := func(extra index.Extra, want map[int]index.Depths) {
 		t.Helper()
@@ -647,7 +647,7 @@ func check(t *testing.T, client *query.Client, st *story, n int, a *answer) {
 				req.Mm = append(req.Mm, &pb.Multimodal{Hash: m.Hash, FirstToken: uint32(m.Start), Tokens: uint32(m.End - m.Start)})
 			}
 		}
-		resp, err := client.Match(t.Context(), req)
+		resp, err := cl.Match(t.Context(), req)
 		if err != nil {
 			t.Fatalf("%s: %v", st.name, err)
 		}

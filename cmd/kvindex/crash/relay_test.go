@@ -21,7 +21,7 @@ import (
 
 	"kvindex/cmd/kvindex/fakeengine"
 	"kvindex/index"
-	"kvindex/pipeline/query"
+	"kvindex/pipeline/query/client"
 	pb "kvindex/pipeline/query/kvindexpb"
 	"kvindex/pipeline/relay"
 	"kvindex/pipeline/verify"
@@ -78,7 +78,7 @@ type relayHarness struct {
 	file, state  string // the relay's
 	relay, stage *process
 	engines      []*engine
-	client       *query.Client
+	client       *client.Client
 
 	equal, less    int // worker-ranks
 	compared, hits int // depths
@@ -169,7 +169,7 @@ func (h *relayHarness) startAll() {
 	h.startRelay()
 	h.stage.ready()
 	var err error
-	if h.client, err = query.Dial(h.grpc, 10*time.Second); err != nil {
+	if h.client, err = client.Dial(h.grpc, 10*time.Second); err != nil {
 		h.t.Fatal(err)
 	}
 	h.t.Cleanup(func() { h.client.Close() })
