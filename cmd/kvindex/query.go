@@ -68,7 +68,7 @@ line is printed whenever the answer has changed, until it is interrupted.`,
 			fs.Uint32Var(&c.req.TopK, "top-k", 0, "answer only the `k` deepest; 0: all")
 			fs.Uint32Var(&c.req.MinDepthBlocks, "min-depth", 0, "answer only workers that hold so many leading `blocks`, in whatever tiers")
 			fs.StringVar(&c.req.Hasher, "hasher", "", "flash, dynamo or opaque `scheme` of the model; empty: the only one there is of it")
-			fs.StringSliceVar(&c.minOffsets, "min-offsets", nil, "wait until these records are in the answer, `partition=offset,...`")
+			fs.StringSliceVar(&c.minOffsets, "min-offsets", nil, "wait until the records at `partition=offset,...` are in the answer")
 			fs.BoolVar(&c.req.AllowPartial, "allow-partial", false, "answer although partitions are missing")
 			fs.BoolVar(&c.req.FailOpen, "fail-open", false, "answer although partitions are missing or records do not come in time")
 			fs.DurationVar(&c.watch, "watch", 0, "ask again every `time`; 0: once")

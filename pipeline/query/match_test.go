@@ -415,6 +415,7 @@ func TestMatchAllocates(t *testing.T) {
 		{"64 matches", &pb.MatchRequest{Model: "m", Tokens: prompt}, 3},
 		{"top 4 of them", &pb.MatchRequest{Model: "m", Tokens: prompt, TopK: 4}, 3},
 		{"by hashes", &pb.MatchRequest{Model: "m", LocalHashes: hashes(locals)}, 3},
+		{"with records that are there, deep enough", &pb.MatchRequest{Model: "m", Tokens: prompt, Hasher: "flash", MinDepthBlocks: 2, MinOffsets: map[int32]int64{0: 1, 2: 3}, FailOpen: true}, 3},
 		{"no match", &pb.MatchRequest{Model: "m", LocalHashes: []uint64{7}}, 1},
 	} {
 		t.Run(c.name, func(t *testing.T) {
