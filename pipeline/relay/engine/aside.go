@@ -5,6 +5,7 @@ package engine
 import (
 	"slices"
 	"strings"
+	"unsafe"
 
 	"kvindex/index"
 )
@@ -30,6 +31,13 @@ type adopted struct {
 	tiers uint8
 }
 
+// weight is what a block aside takes of MaxAside.
+func weight(tokens []uint32, lora, salt string, mm []index.MMHash) int {
+	return len(tokens) + (len(lora)+len(salt))/4 + len(mm)*int(unsafe.Sizeof(index.MMHash{}))/4
+}
+
+func (a *aside) weight() int { return weight(a.tokens, a.lora, a.salt, a.mm) }
+
 // same reports whether the block's content is c, as far as events say it.
 func (a *aside) same(c *content) bool {
 	return a.lora == c.lora && (a.salt == c.salt || a.salt == "" || c.salt == "") &&
@@ -50,7 +58,7 @@ func (m *Mapping) setAside(h, parent uint64, c *content, t index.Tier) Reason {
 		a.tiers |= bit
 		return reasonNone
 	}
-	if m.asideLen+len(c.window) > m.cfg.MaxAside {
+	if m.asideLen+weight(c.window, c.lora, c.salt, c.mm) > m.cfg.MaxAside {
 		return Full
 	}
 	if a == nil {
@@ -69,7 +77,7 @@ func (m *Mapping) setAside(h, parent uint64, c *content, t index.Tier) Reason {
 
 // await puts a block with content among those that wait for its parent.
 func (m *Mapping) await(a *aside) {
-	m.asideLen += len(a.tokens)
+	m.asideLen += a.weight()
 	if a.next = m.waiting[a.parent]; a.next != nil {
 		a.next.prev = a
 	}
@@ -82,7 +90,7 @@ func (m *Mapping) takeBack(a *aside) {
 	if !a.content {
 		return
 	}
-	m.asideLen -= len(a.tokens)
+	m.asideLen -= a.weight()
 	if a.next != nil {
 		a.next.prev = a.prev
 	}

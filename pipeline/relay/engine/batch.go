@@ -489,6 +489,9 @@ func (b *Batch) readKeys(e *Event, p []byte) ([]byte, fault) {
 			p = rest
 			continue
 		}
+		if len(b.keys) >= maxKeys {
+			return p, faultType
+		}
 		if typeOf(p) != msgp.ArrayType {
 			b.keys = append(b.keys, Key{Block: int32(i), Kind: KeyOther})
 			if p, f = skip(p); f != faultNone {
@@ -504,6 +507,9 @@ func (b *Batch) readKeys(e *Event, p []byte) ([]byte, fault) {
 			if rest, ok := nilValue(p); ok {
 				p = rest
 				continue
+			}
+			if len(b.keys) >= maxKeys {
+				return p, faultType
 			}
 			k := Key{Block: int32(i)}
 			if p, f = readKey(&k, p); f != faultNone {
@@ -586,6 +592,9 @@ func (b *Batch) readAhead(e *Event, p []byte) ([]byte, fault) {
 			return p, f
 		}
 		for range tokens {
+			if len(b.ahead) >= maxAhead {
+				return p, faultType
+			}
 			a := Ahead{Block: int32(i)}
 			var ok bool
 			if a.Token, ok, p, f = token(p); f != faultNone {

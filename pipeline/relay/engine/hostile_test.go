@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/tinylib/msgp/msgp"
+
+	"kvindex/index"
 )
 
 // envelope is a batch with the given events and what follows them.
@@ -239,5 +241,95 @@ func TestBytesAreReadAsVLLMDoes(t *testing.T) {
 	}
 	if n == 0 {
 		t.Error("no vectors")
+	}
+}
+
+// TestMemoryOfPayload sends what takes most memory for its bytes.
+func TestMemoryOfPayload(t *testing.T) {
+	const n = 1 << 20
+	many := func(value string) json.RawMessage {
+		return json.RawMessage(string(msgp.AppendArrayHeader(nil, n)) + strings.Repeat(value, n))
+	}
+	stored := func(fields ...any) []byte {
+		return envelope(pack(append(list{"map", "type", "BlockStored", "block_hashes", list{1}}, fields...)))
+	}
+	for name, payload := range map[string][]byte{
+		"keys of one block":   stored("extra_keys", list{many("\x01")}),
+		"texts of one block":  stored("extra_keys", list{many("\xa0")}),
+		"keys of many blocks": stored("extra_keys", many("\x01")),
+		"lookahead":           stored("lookahead_token_ids", list{many("\x01")}),
+		"hashes":              stored("block_hashes", many("\x01")),
+		"tokens":              stored("token_ids", many("\x01")),
+		"pairs":               stored("token_ids", many("\x92\x01\x01")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var b Batch
+			var before, after runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			err := b.Decode(payload, Limits{})
+			runtime.GC()
+			runtime.ReadMemStats(&after)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > int64(12*len(payload)) {
+				t.Errorf("%d bytes are kept of a payload of %d", grown, len(payload))
+			}
+			runtime.KeepAlive(&b)
+		})
+	}
+}
+
+// TestMemoryAside: what is kept aside is bounded with all that belongs to it.
+func TestMemoryAside(t *testing.T) {
+	const bound = 1 << 20 // tokens of 4 bytes
+	m, err := New(Config{Engine: VLLM, Hasher: index.BlockHasher{BlockSize: 1}, MaxAside: bound})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := Event{Kind: Stored, HasParent: true, Parent: 1, BlockSize: 1, Usable: 100}
+	for i := range uint64(100) {
+		e.Hashes, e.Tokens = append(e.Hashes, 10+i), append(e.Tokens, 7)
+	}
+	long := bytes.Repeat([]byte{'x'}, 1<<20)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	var out Output
+	m.Apply(&e, &out)
+	for i := range e.Hashes {
+		e.Hashes[i] += 1000
+	}
+	e.LoRAName, e.Salt = long, long
+	m.Apply(&e, &out)
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 8*bound {
+		t.Errorf("%d bytes are kept aside, want no more than some %d", grown, 4*bound)
+	}
+	if _, aside := m.Hashes(); aside < 100 {
+		t.Errorf("%d aside", aside)
+	}
+}
+
+// TestMemoryOfSalts: a user may choose any salt, so what is kept of them is bounded.
+func TestMemoryOfSalts(t *testing.T) {
+	m := newMapping(t, VLLM, 1)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	var out Output
+	for i := range uint64(300) {
+		salt := append(bytes.Repeat([]byte{'x'}, 1<<20), byte(i), byte(i>>8))
+		m.Apply(&Event{Kind: Stored, BlockSize: 1, Hashes: []uint64{i + 1}, Tokens: []uint32{1}, Usable: 1, Salt: salt}, &out)
+	}
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 100<<20 {
+		t.Errorf("%d bytes are kept", grown)
+	}
+	if known, _ := m.Hashes(); known < 60 || m.Counts[Full] == 0 {
+		t.Errorf("%d known: %s", known, counted(&m.Counts))
 	}
 }

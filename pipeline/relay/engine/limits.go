@@ -27,6 +27,14 @@ type Limits struct {
 // DefaultLimits are the defaults of each field.
 var DefaultLimits = Limits{MaxBytes: 32 << 20, MaxEvents: 1 << 17}
 
+// Keys and tokens of lookahead take 40 and 12 bytes of memory for as little as one
+// of a payload. An event that brings a payload's number of them beyond these is
+// left out.
+const (
+	maxKeys  = 1 << 18
+	maxAhead = 1 << 19
+)
+
 func (l Limits) withDefaults() Limits {
 	if l.MaxBytes <= 0 {
 		l.MaxBytes = DefaultLimits.MaxBytes

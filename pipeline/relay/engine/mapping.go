@@ -30,8 +30,8 @@ type Config struct {
 	// time, a bound against an engine that only ever stores; a block takes
 	// 110 to 170 bytes. Default 16 Mi.
 	MaxBlocks int
-	// MaxAside is the largest number of tokens, of 4 bytes, of blocks kept
-	// aside. Default 16 Mi.
+	// MaxAside bounds what is kept of blocks aside, in tokens of 4 bytes; names,
+	// salts and multimodal keys count too, by their bytes. Default 16 Mi.
 	MaxAside int
 }
 
@@ -70,7 +70,7 @@ type Mapping struct {
 	blocks   map[index.SeqHash]block // what engine's entries stand for
 	aside    map[uint64]*aside       // by engine hash: blocks whose prefix is not known; never also in engine
 	waiting  map[uint64]*aside       // by the parent's engine hash: the first of those in aside
-	asideLen int                     // tokens in aside
+	asideLen int                     // of aside, as MaxAside counts
 	held     [index.Tiers]int        // of blocks, those that are held there
 	salts    salts                   // of blocks
 	group    int64                   // the main group, only if hasGroup
@@ -489,6 +489,9 @@ func (m *Mapping) know(h uint64, c *content, prev prefix, t index.Tier, parent u
 	now = prefix{position: prev.position + 1, salt: prev.salt}
 	salt := m.salts.name(prev.salt)
 	if c.salt != "" && c.salt != salt {
+		if !m.salts.room(c.salt) {
+			return now, false, Full
+		}
 		salt = c.salt
 		now.salt = m.salts.id(salt)
 		defer m.salts.unused(now.salt)

@@ -8,6 +8,16 @@ type salts struct {
 	names []string // by id
 	refs  []uint32 // by id, in blocks
 	free  []uint32
+	bytes int // of names
+}
+
+// maxSalts bounds the salts of a mapping, in bytes: users choose them.
+const maxSalts = 64 << 20
+
+// room reports whether a salt is known or may be added.
+func (s *salts) room(name string) bool {
+	_, ok := s.ids[name]
+	return ok || s.bytes+len(name) <= maxSalts
 }
 
 // id returns the number of a salt, which must be held or released.
@@ -32,6 +42,7 @@ func (s *salts) id(name string) uint32 {
 		s.names, s.refs = append(s.names, name), append(s.refs, 0)
 	}
 	s.ids[name] = id
+	s.bytes += len(name)
 	return id
 }
 
@@ -69,6 +80,7 @@ func (s *salts) unused(id uint32) {
 
 func (s *salts) drop(id uint32) {
 	delete(s.ids, s.names[id])
+	s.bytes -= len(s.names[id])
 	s.names[id] = ""
 	s.free = append(s.free, id)
 }
