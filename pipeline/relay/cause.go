@@ -20,13 +20,14 @@ const (
 	causeNoRoom           // the buffer was full: Kafka is away or slow
 	causeFailed           // Kafka refused a record
 	causeHeld             // writing was put off
+	causeTopic            // the topic got more partitions, or lost records that it had acknowledged
 
 	causes
 )
 
 var causeNames = [causes]string{
 	"", "start", "restored", "engine_restart", "events_lost", "connection", "payload", "rank", "window",
-	"silence", "no_room", "kafka_failed", "held",
+	"silence", "no_room", "kafka_failed", "held", "topic",
 }
 
 // String returns the cause's name for metrics, status and log.

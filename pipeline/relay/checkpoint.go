@@ -51,6 +51,7 @@ type ledger struct {
 	seq      int64
 	producer string
 	heard    int64  // when a record was last acknowledged, Unix milliseconds
+	place    place  // of that record
 	check    uint32 // checksum of the checkpoint that has what the records say
 }
 
@@ -63,6 +64,8 @@ func (l *ledger) append(dst []byte, worker string, rank int32) []byte {
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(l.seq))
 	dst = appendText(dst, l.producer)
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(l.heard))
+	dst = binary.LittleEndian.AppendUint32(dst, uint32(l.place.partition))
+	dst = binary.LittleEndian.AppendUint64(dst, uint64(l.place.offset))
 	dst = binary.LittleEndian.AppendUint32(dst, l.check)
 	return appendCheck(dst)
 }
@@ -76,7 +79,8 @@ func parseLedger(p []byte, worker string, rank int32) (l ledger, err error) {
 	}
 	w, n := r.text(), int32(r.u32())
 	l.epoch, l.clean, l.seq = int64(r.u64()), r.flag(), int64(r.u64())
-	l.producer, l.heard, l.check = r.text(), int64(r.u64()), r.u32()
+	l.producer, l.heard = r.text(), int64(r.u64())
+	l.place, l.check = place{int32(r.u32()), int64(r.u64())}, r.u32()
 	switch {
 	case r.bad || len(r.p) > 0 || l.epoch < 1 || l.clean && (l.seq < -1 || l.producer == ""):
 		return ledger{}, fmt.Errorf("%w: ledger", errDamaged)
@@ -166,7 +170,7 @@ func (f *feed) restore() (pos position, ok bool) {
 	quiet := f.cfg.now().Sub(heard)
 	if l.clean && l.check == c.check && quiet >= 0 && quiet < f.cfg.grace/2 && f.note(ledger{epoch: l.epoch}) {
 		f.record.Producer, f.record.Epoch, f.record.Seq = []byte(l.producer), l.epoch, l.seq
-		f.flight.resume(l.epoch, heard)
+		f.flight.resume(l.epoch, heard, l.place)
 		f.state, f.said, f.wrote = writing, c.whole, heard
 	}
 	f.log.Info("checkpoint restored", "engine seq", f.pos.next, "blocks", f.mapping.Len(index.Device), "epoch", l.epoch, "epoch goes on", f.state == writing)
@@ -189,6 +193,24 @@ func (f *feed) restoreLedger() ledger {
 		return ledger{}
 	}
 	return l
+}
+
+// noted returns the epoch that the ledger has, 0 if there is none. It is later than
+// the feed's own if another process uses the directory too, as one that begins
+// before the one that it replaces has ended.
+func (f *feed) noted() int64 {
+	if f.files == nil {
+		return 0
+	}
+	p, err := f.files.read(f.files.ledger, maxLedger)
+	if err != nil || p == nil {
+		return 0
+	}
+	l, err := parseLedger(p, f.cfg.worker, f.cfg.rank)
+	if err != nil {
+		return 0
+	}
+	return l.epoch
 }
 
 // note writes the ledger, and reports whether it could. If there are no files it
@@ -264,12 +286,12 @@ func (f *feed) leave() {
 	err := f.files.write(f.files.checkpoint, p)
 	f.endSave(now, err)
 	l := f.flight.look()
-	if err != nil || f.state != writing || l.records > 0 {
+	if err != nil || f.state != writing || l.records > 0 || !l.sound() || f.noted() > f.record.Epoch {
 		return
 	}
 	f.note(ledger{
 		epoch: f.record.Epoch, clean: true, seq: f.record.Seq, producer: string(f.record.Producer),
-		heard: l.heard.UnixMilli(), check: binary.LittleEndian.Uint32(p[len(p)-4:]),
+		heard: l.heard.UnixMilli(), place: l.place, check: binary.LittleEndian.Uint32(p[len(p)-4:]),
 	})
 }
 

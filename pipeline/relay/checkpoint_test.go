@@ -554,3 +554,62 @@ func FuzzCheckpoint(f *testing.F) {
 		}
 	})
 }
+
+// TestRefusedWhileLeaving: a record that is refused while the last checkpoint is
+// written is lost, and its epoch is not gone on with.
+func TestRefusedWhileLeaving(t *testing.T) {
+	w := newLives(t)
+	f := w.feed(w.config())
+	f.empty(true, causeStart)
+	f.applyBatch(storedBatch(5, 100))
+	w.kafka.direct = false
+	f.applyBatch(removedBatch(5, 100))
+	f.at(position{next: 2, sum: 42})
+	f.files.fault = func(step string) error {
+		if step == "create" && len(w.kafka.pending) > 0 {
+			w.kafka.fail(1, 0, errRefused)
+		}
+		return nil
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	f.close(ended)
+	w.kafka.direct = true
+	f = w.feed(w.config())
+	if _, ok := f.restore(); !ok {
+		t.Fatal("no checkpoint")
+	}
+	f.release()
+	f.applyBatch(storedBatch(1, 200))
+	if r := w.read(); r.incomplete || len(r.held[0]) != 1 {
+		t.Errorf("%d blocks, incomplete %t; the engine holds 1", len(r.held[0]), r.incomplete)
+	}
+}
+
+// TestTwoRelaysOfOneDirectory: while one process has a worker-rank's files, another
+// leaves them alone, so that an epoch that is over is not gone on with.
+func TestTwoRelaysOfOneDirectory(t *testing.T) {
+	w := newLives(t)
+	old := w.feed(w.config())
+	old.restore()
+	old.empty(true, causeStart)
+	old.applyBatch(storedBatch(5, 100))
+	old.at(position{next: 1, sum: 42})
+
+	w.clock = w.clock.Add(time.Minute)
+	next := w.feed(w.config()) // of a process that begins before the old one ended
+	next.restore()
+	next.empty(true, causeStart)
+	next.applyBatch(storedBatch(5, 100))
+	next.at(position{next: 1, sum: 42})
+	old.close(context.Background())
+
+	// Next crashes.
+	last := w.feed(w.config())
+	last.restore()
+	last.release()
+	last.applyBatch(removedBatch(5, 100))
+	if r := w.read(); len(r.held[0]) != 0 {
+		t.Errorf("%d blocks held in epoch %d; the feed writes epoch %d", len(r.held[0]), r.epoch, last.record.Epoch)
+	}
+}

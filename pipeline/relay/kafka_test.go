@@ -278,3 +278,59 @@ func TestClose(t *testing.T) {
 		t.Errorf("cause %s", again.status().Cause)
 	}
 }
+
+// TestPartitionsAdded: a worker whose partition is another one, since the topic
+// has more of them, is told of there from the beginning: the stage refuses its
+// epoch on another partition.
+func TestPartitionsAdded(t *testing.T) {
+	const before, after = 2, 16
+	b := testcontainers.NewKfake(t, testcontainers.KfakeConfig{})
+	topic := testcontainers.NewTopic(t, b, "events", before, nil)
+	client := testcontainers.Client(t, b, append(producerOptions(), kgo.MetadataMaxAge(100*time.Millisecond), kgo.MetadataMinAge(50*time.Millisecond))...)
+	out, err := newOutlet(client, topic, "relay-test", leastBuffer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	partition := func(worker string, partitions int) int {
+		return kgo.StickyKeyPartitioner(nil).ForTopic(topic).Partition(&kgo.Record{Key: []byte(worker)}, partitions)
+	}
+	c := testConfig(time.Now)
+	for i := 0; partition(c.worker, before) == partition(c.worker, after); i++ {
+		c.worker = fmt.Sprintf("worker-%d", i)
+	}
+	f, err := newFeed(c, out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.empty(true, causeStart)
+	f.applyBatch(storedBatch(10, 1))
+	calm(t, f)
+	first := f.record.Epoch
+	testcontainers.AddPartitions(t, b, topic, after)
+	n := uint64(1000)
+	testcontainers.Eventually(t, 30*time.Second, func() error {
+		f.applyBatch(storedBatch(1, n))
+		n++
+		calm(t, f)
+		if f.record.Epoch == first {
+			return fmt.Errorf("still epoch %d", first)
+		}
+		return nil
+	})
+	var there []*kgo.Record
+	for _, r := range topicLog(t, b, topic)[c.worker] {
+		if int(r.Partition) == partition(c.worker, after) {
+			there = append(there, r)
+		}
+	}
+	r, mind := meaning(t, there), heldBy(f.mapping)
+	if r.epoch != f.record.Epoch || r.incomplete || !r.held.equal(&mind) {
+		t.Errorf("epoch %d of %d, %d blocks of %d, incomplete %t", r.epoch, f.record.Epoch, len(r.held[0]), len(mind[0]), r.incomplete)
+	}
+	epoch := f.record.Epoch
+	f.applyBatch(storedBatch(1, n))
+	calm(t, f)
+	if f.record.Epoch != epoch {
+		t.Errorf("another epoch, for %s", f.why)
+	}
+}

@@ -161,23 +161,41 @@ type flight struct {
 	failed  int64     // the newest epoch that lost a record
 	err     error     // why, the last one
 	overdue int64     // the newest epoch of which a record was acknowledged late
+	place   place     // of the epoch's last record that was acknowledged
+	astray  int64     // the newest epoch of which a record does not come after the one before
 	heard   time.Time // when the last record was acknowledged or, if later, the epoch began
 	lost    int64     // records that failed, ever
+}
+
+// place is where in the topic a record is.
+type place struct {
+	partition int32 // -1: there is no record
+	offset    int64
+}
+
+var nowhere = place{-1, -1}
+
+// follows reports whether a reader that comes by p goes on to q. It does not if
+// the topic got more partitions, which moved the key, or if it was made anew or
+// cut off, so that what was acknowledged is lost.
+func (q place) follows(p place) bool {
+	return p == nowhere || q.partition == p.partition && q.offset >= p.offset
 }
 
 // begin has the flight follow another epoch.
 func (f *flight) begin(epoch int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.epoch, f.acked, f.heard = epoch, 0, f.now()
+	f.epoch, f.acked, f.heard, f.place = epoch, 0, f.now(), nowhere
 }
 
-// resume has the flight follow an epoch of the process before, last heard then.
-func (f *flight) resume(epoch int64, heard time.Time) {
+// resume has the flight follow an epoch of the process before, of which the last
+// record was acknowledged then and there.
+func (f *flight) resume(epoch int64, heard time.Time, at place) {
 	f.begin(epoch)
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.heard = heard
+	f.heard, f.place = heard, at
 }
 
 // look returns a copy of what the flight knows.
@@ -185,8 +203,9 @@ func (f *flight) look() (l flightState) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return flightState{
-		records: f.records, bytes: f.bytes, acked: f.acked, heard: f.heard, err: f.err, lost: f.lost,
+		records: f.records, bytes: f.bytes, acked: f.acked, heard: f.heard, err: f.err, lost: f.lost, place: f.place,
 		failed: f.failed == f.epoch && f.epoch != 0, overdue: f.overdue == f.epoch && f.epoch != 0,
+		astray: f.astray == f.epoch && f.epoch != 0,
 	}
 }
 
@@ -200,7 +219,12 @@ type flightState struct {
 	lost    int64 // failures
 	failed  bool  // the current epoch lost a record
 	overdue bool  // a record of the current epoch came too late after the one before
+	astray  bool  // a record of the current epoch does not come after the one before
+	place   place // of the current epoch's last record
 }
+
+// sound reports whether the stage has all of the current epoch that was acknowledged.
+func (l *flightState) sound() bool { return !l.failed && !l.overdue && !l.astray }
 
 // overdueAt reports whether a record written now would come too late after the
 // one before.
@@ -238,7 +262,7 @@ func (f *flight) produce(s *sent, key []byte, headers []kgo.RecordHeader) {
 
 // end is what Kafka calls, on a goroutine of its own. A record of an epoch that
 // is over changes only the counts of what is in flight.
-func (s *sent) end(_ *kgo.Record, err error) {
+func (s *sent) end(r *kgo.Record, err error) {
 	f := s.by
 	now := f.now()
 	f.mu.Lock()
@@ -251,6 +275,13 @@ func (s *sent) end(_ *kgo.Record, err error) {
 	} else {
 		if s.epoch == f.epoch {
 			f.acked++
+			// Without an offset it was a duplicate, which Kafka has from before.
+			if at := (place{r.Partition, r.Offset}); at.offset >= 0 {
+				if !at.follows(f.place) {
+					f.astray = max(f.astray, s.epoch)
+				}
+				f.place = at
+			}
 		}
 		if !s.opens && since(now, f.heard) > f.late {
 			f.overdue = max(f.overdue, s.epoch)
