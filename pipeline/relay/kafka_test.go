@@ -334,3 +334,44 @@ func TestPartitionsAdded(t *testing.T) {
 		t.Errorf("another epoch, for %s", f.why)
 	}
 }
+
+// TestTopicMadeAnew: a topic that was deleted and made again has lost what was
+// written to it.
+func TestTopicMadeAnew(t *testing.T) {
+	b := testcontainers.NewKfake(t, testcontainers.KfakeConfig{})
+	topic := testcontainers.NewTopic(t, b, "events", 1, nil)
+	client := testcontainers.Client(t, b, append(producerOptions(), kgo.MetadataMaxAge(100*time.Millisecond), kgo.MetadataMinAge(50*time.Millisecond))...)
+	out, err := newOutlet(client, topic, "relay-test", leastBuffer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := newFeed(testConfig(time.Now), out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.empty(true, causeStart)
+	for i := range uint64(10) {
+		f.applyBatch(storedBatch(10, 1+i*10))
+		calm(t, f)
+	}
+	if _, err := testcontainers.Admin(t, b).DeleteTopics(t.Context(), topic); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := testcontainers.Admin(t, b).CreateTopic(t.Context(), 1, 1, nil, topic); err != nil {
+		t.Fatal(err)
+	}
+	n := uint64(1000)
+	defer func() {
+		t.Logf("last error %v, lost %d, epoch %d seq %d", f.flight.look().err, f.flight.look().lost, f.record.Epoch, f.record.Seq)
+	}()
+	testcontainers.Eventually(t, 30*time.Second, func() error {
+		f.applyBatch(storedBatch(1, n))
+		n++
+		calm(t, f)
+		r, mind := meaning(t, topicLog(t, b, topic)[f.cfg.worker]), heldBy(f.mapping)
+		if r.epoch != f.record.Epoch || r.incomplete || !r.held.equal(&mind) {
+			return fmt.Errorf("%d blocks of %d, incomplete %t", len(r.held[0]), len(mind[0]), r.incomplete)
+		}
+		return nil
+	})
+}

@@ -5,11 +5,13 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
@@ -69,6 +71,8 @@ type outlet struct {
 	done atomic.Int64 // records that came to an end, well or not: progress
 	pool sync.Pool    // of *sent
 
+	renewed atomic.Int64 // when renew was last called to effect, Unix milliseconds
+
 	// await returns true once done is no longer seen, and false after patience
 	// or when stop closes. A test puts its own in place.
 	await func(stop <-chan struct{}, seen int64, patience time.Duration) bool
@@ -105,6 +109,18 @@ func (o *outlet) poll(stop <-chan struct{}, seen int64, patience time.Duration) 
 		}
 	}
 	return true
+}
+
+// renew has the client forget the topic, which was deleted and made anew: franz-go
+// knows the old one by its id and fails every record until then.
+func (o *outlet) renew(now time.Time) {
+	const every = 5 * time.Second // one topic's end fails the records of all feeds
+	client, ok := o.to.(interface{ PurgeTopicsFromProducing(...string) })
+	last := o.renewed.Load()
+	if !ok || now.Sub(time.UnixMilli(last)).Abs() < every || !o.renewed.CompareAndSwap(last, now.UnixMilli()) {
+		return
+	}
+	go client.PurgeTopicsFromProducing(o.topic) // waits for the client's other work
 }
 
 // reserve takes n bytes of the budget if no more than limit are used then.
@@ -291,6 +307,9 @@ func (s *sent) end(r *kgo.Record, err error) {
 	f.mu.Unlock()
 	f.out.used.Add(-s.bytes)
 	f.out.done.Add(1)
+	if errors.Is(err, kerr.UnknownTopicID) {
+		f.out.renew(now)
+	}
 	if err == nil { // the client may still look at a record that it gave up
 		f.out.put(s)
 	}
