@@ -32,8 +32,8 @@
 // the parent, which the engine names by its own hash.
 //
 // Some things engines do not say at all: vLLM before 0.17 and SGLang before
-// 0.5.18 no salts, vLLM before 0.17 no multimodal inputs, TensorRT-LLM's JSON no
-// LoRA adapter, SGLang in its default format no extra_key other than salt and
+// 0.5.18 no salts, vLLM before 0.17 no multimodal inputs, TensorRT-LLM's JSON and
+// SGLang before 0.5.22 no LoRA adapter, SGLang in its default format no extra_key other than salt and
 // adapter. Blocks of such requests cannot be told from plain ones; where the
 // shape of an event shows it, they are counted as BlindBlocks.
 package engine

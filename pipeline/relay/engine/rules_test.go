@@ -55,6 +55,7 @@ func TestRules(t *testing.T) {
 	// other is a store of block 1's hash with other content.
 	other := store(0, 1).with(func(e *Event) { e.Tokens = []uint32{9, 9} })
 	salted := store(0, 1).with(func(e *Event) { e.Keys, e.KeyBlocks = []Key{{Kind: KeyText, ID: []byte("s")}}, 1 })
+	adapted := func(e Event) Event { e.LoRAName = []byte("a"); return e }
 	alias := func(parent, alias, h uint64) Event {
 		return store(parent, h).with(func(e *Event) { e.Hashes = []uint64{alias} })
 	}
@@ -134,6 +135,8 @@ func TestRules(t *testing.T) {
 			e.Ahead = []Ahead{{Block: 0, Token: 2}, {Block: 1, Token: 7}, {Block: 1, Token: 7}}
 		})}, counts: "eagle_mismatch=1", device: is{[]uint64{1, 2, 7}, 1}},
 		{name: "other content", events: []Event{store(0, 1), other}, counts: "contradiction=1", device: is{[]uint64{1}, 1}},
+		{name: "base and adapter of one hash, as SGLang has it", engine: SGLang, events: []Event{store(0, 1, 2), adapted(store(0, 1, 2)), adapted(store(2, 3)), store(2, 3), remove(2)},
+			counts: "contradiction=3", device: is{[]uint64{1, 2, 3}, 1}},
 		{name: "other content aside", events: []Event{store(5, 1), store(6, 1)}, counts: "contradiction=1 orphan=1"},
 		{name: "other content than aside", events: []Event{store(5, 1), store(0, 1)}, counts: "contradiction=1 orphan=1"},
 		{name: "its own parent", events: []Event{store(0, 1), store(1, 1)}, counts: "contradiction=1", device: is{[]uint64{1, 1}, 1}},
