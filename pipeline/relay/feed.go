@@ -335,7 +335,7 @@ func (f *feed) end(why cause, drain bool) {
 		return
 	}
 	if f.state != due {
-		f.log.Warn("epoch ends", "epoch", f.record.Epoch, "seq", f.record.Seq, "cause", why.String())
+		f.say("epoch ends: "+why.String(), "epoch", f.record.Epoch, "seq", f.record.Seq)
 	}
 	f.state, f.why = due, why
 	f.publish()
@@ -406,7 +406,7 @@ func (f *feed) begin() {
 	}
 	f.drain, f.retryAt = false, time.Time{}
 	f.counts.epochs[f.why].Add(1)
-	f.log.Info("epoch begins", "epoch", f.last, "whole", f.whole, "cause", f.why.String())
+	f.tell(slog.LevelInfo, "epoch begins: "+f.why.String(), "epoch", f.last, "whole", f.whole)
 	if f.failures == 0 {
 		f.dump()
 	}

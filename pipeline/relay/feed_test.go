@@ -594,3 +594,17 @@ func TestNewFeedRefuses(t *testing.T) {
 		}
 	}
 }
+
+// TestLogIsThin: an engine of which every other payload cannot be read does not
+// fill the log.
+func TestLogIsThin(t *testing.T) {
+	w := newLives(t)
+	f := w.started()
+	for i := range uint64(1000) {
+		f.apply([]byte{0xc1})
+		f.applyBatch(storedBatch(1, i))
+	}
+	if n := strings.Count(w.log.String(), "\n"); n > 20 || f.counts.epochs[causePayload].Load() != 1000 {
+		t.Errorf("%d lines for %d epochs", n, f.counts.epochs[causePayload].Load())
+	}
+}

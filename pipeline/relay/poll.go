@@ -256,12 +256,12 @@ func (p *poller) event(r *pollRank, id int64, raw []byte) {
 	case id < r.next:
 		r.flush()
 		r.counts.add(restarts, 1)
-		p.log.Warn("the engine has restarted", "event", id, "expected", r.next)
+		p.say("the engine has restarted", "event", id, "expected", r.next)
 		r.begin(id, causeRestart)
 	default:
 		r.flush()
 		r.counts.add(gaps, 1)
-		p.log.Warn("events missing", "from", r.next, "before", id)
+		p.say("events missing", "from", r.next, "before", id)
 		r.begin(id, causeGap)
 	}
 	r.start()

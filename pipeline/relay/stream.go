@@ -307,7 +307,7 @@ func (s *stream) message(ctx context.Context, frames [][]byte) {
 func (s *stream) prove(ctx context.Context, seq int64, payload []byte) {
 	if s.proven {
 		s.counts.add(gaps, 1)
-		s.troubles.log.Warn("batches missing", "from", s.pos.next, "before", seq)
+		s.say("batches missing", "from", s.pos.next, "before", seq)
 	}
 	sum := xxh3.Hash(payload)
 	ok := !s.mute || time.Since(s.mutedAt) > muteFor
@@ -404,7 +404,7 @@ func (s *stream) clear(whole bool, c cause, why string) {
 	if !s.dirty && s.whole == whole {
 		return
 	}
-	s.troubles.log.Info("begins anew", "whole", whole, "cause", c, "why", why)
+	s.tell(slog.LevelInfo, "begins anew: "+c.String(), "whole", whole, "why", why)
 	s.feed.empty(whole, c)
 	s.dirty, s.whole = false, whole
 }

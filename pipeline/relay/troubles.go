@@ -3,6 +3,7 @@
 package relay
 
 import (
+	"context"
 	"log/slog"
 	"time"
 )
@@ -25,7 +26,10 @@ type trouble struct {
 }
 
 // say logs text, which must be one of few, at level warn.
-func (t *troubles) say(text string, args ...any) {
+func (t *troubles) say(text string, args ...any) { t.tell(slog.LevelWarn, text, args...) }
+
+// tell logs text, which must be one of few.
+func (t *troubles) tell(level slog.Level, text string, args ...any) {
 	now := t.now()
 	one := t.said[text]
 	switch {
@@ -43,5 +47,5 @@ func (t *troubles) say(text string, args ...any) {
 		args = append(args, "times since", one.hidden)
 	}
 	one.at, one.hidden = now, 0
-	t.log.Warn(text, args...)
+	t.log.Log(context.Background(), level, text, args...)
 }
