@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"strings"
 	"time"
 
 	"kvindex/index"
@@ -168,7 +169,7 @@ func (f *feed) restore() (pos position, ok bool) {
 	f.pos, f.whole, f.why = c.pos, c.whole, causeRestored
 	heard := time.UnixMilli(l.heard)
 	quiet := f.cfg.now().Sub(heard)
-	if l.clean && l.check == c.check && quiet >= 0 && quiet < f.cfg.grace/2 && f.note(ledger{epoch: l.epoch}) {
+	if l.clean && l.check == c.check && instanceOf(l.producer) == instanceOf(string(f.out.name)) && quiet >= 0 && quiet < f.cfg.grace/2 && f.note(ledger{epoch: l.epoch}) {
 		f.record.Producer, f.record.Epoch, f.record.Seq = []byte(l.producer), l.epoch, l.seq
 		f.flight.resume(l.epoch, heard, l.place)
 		f.state, f.said, f.wrote = writing, c.whole, heard
@@ -193,6 +194,13 @@ func (f *feed) restoreLedger() ledger {
 		return ledger{}
 	}
 	return l
+}
+
+// instanceOf returns the part of a producer's name that tells the instance and not
+// the process. Files that were copied are another instance's: two processes that
+// went on with one epoch under one name would be taken for one.
+func instanceOf(producer string) string {
+	return producer[:max(0, strings.LastIndexByte(producer, '-'))]
 }
 
 // noted returns the epoch that the ledger has, 0 if there is none. It is later than

@@ -40,6 +40,7 @@ type lives struct {
 	dir   string
 	log   bytes.Buffer
 	feeds int
+	other bool // feeds are of another instance from now on
 }
 
 func newLives(t *testing.T) *lives {
@@ -62,7 +63,11 @@ func (w *lives) config() feedConfig {
 func (w *lives) feed(c feedConfig) *feed {
 	w.Helper()
 	w.feeds++
-	out, err := newOutlet(&w.kafka, "events", fmt.Sprintf("relay-%d", w.feeds), leastBuffer)
+	name := fmt.Sprintf("relay-%d", w.feeds)
+	if w.other {
+		name = fmt.Sprintf("other-%d", w.feeds)
+	}
+	out, err := newOutlet(&w.kafka, "events", name, leastBuffer)
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -122,6 +127,7 @@ func TestEpochDoesNotGoOn(t *testing.T) {
 	for name, change := range map[string]func(w *lives){
 		"silent for half of the grace": func(w *lives) { w.clock = w.clock.Add(testGrace / 2) },
 		"the clock went back":          func(w *lives) { w.clock = w.clock.Add(-time.Second) },
+		"files of another instance":    func(w *lives) { w.other = true },
 		"ledger gone":                  func(w *lives) { w.remove("ledger") },
 		"ledger damaged":               func(w *lives) { w.damage("ledger") },
 		"the last record was refused": func(w *lives) {
