@@ -203,24 +203,6 @@ func instanceOf(producer string) string {
 	return producer[:max(0, strings.LastIndexByte(producer, '-'))]
 }
 
-// noted returns the epoch that the ledger has, 0 if there is none. It is later than
-// the feed's own if another process uses the directory too, as one that begins
-// before the one that it replaces has ended.
-func (f *feed) noted() int64 {
-	if f.files == nil {
-		return 0
-	}
-	p, err := f.files.read(f.files.ledger, maxLedger)
-	if err != nil || p == nil {
-		return 0
-	}
-	l, err := parseLedger(p, f.cfg.worker, f.cfg.rank)
-	if err != nil {
-		return 0
-	}
-	return l.epoch
-}
-
 // note writes the ledger, and reports whether it could. If there are no files it
 // does nothing.
 func (f *feed) note(l ledger) bool {
@@ -294,7 +276,7 @@ func (f *feed) leave() {
 	err := f.files.write(f.files.checkpoint, p)
 	f.endSave(now, err)
 	l := f.flight.look()
-	if err != nil || f.state != writing || l.records > 0 || !l.sound() || f.noted() > f.record.Epoch {
+	if err != nil || f.state != writing || l.records > 0 || !l.sound() {
 		return
 	}
 	f.note(ledger{

@@ -591,31 +591,3 @@ func TestRefusedWhileLeaving(t *testing.T) {
 		t.Errorf("%d blocks, incomplete %t; the engine holds 1", len(r.held[0]), r.incomplete)
 	}
 }
-
-// TestTwoRelaysOfOneDirectory: while one process has a worker-rank's files, another
-// leaves them alone, so that an epoch that is over is not gone on with.
-func TestTwoRelaysOfOneDirectory(t *testing.T) {
-	w := newLives(t)
-	old := w.feed(w.config())
-	old.restore()
-	old.empty(true, causeStart)
-	old.applyBatch(storedBatch(5, 100))
-	old.at(position{next: 1, sum: 42})
-
-	w.clock = w.clock.Add(time.Minute)
-	next := w.feed(w.config()) // of a process that begins before the old one ended
-	next.restore()
-	next.empty(true, causeStart)
-	next.applyBatch(storedBatch(5, 100))
-	next.at(position{next: 1, sum: 42})
-	old.close(context.Background())
-
-	// Next crashes.
-	last := w.feed(w.config())
-	last.restore()
-	last.release()
-	last.applyBatch(removedBatch(5, 100))
-	if r := w.read(); len(r.held[0]) != 0 {
-		t.Errorf("%d blocks held in epoch %d; the feed writes epoch %d", len(r.held[0]), r.epoch, last.record.Epoch)
-	}
-}

@@ -392,7 +392,7 @@ func (f *feed) pending() bool { return f.state == due || f.state == opening }
 // begin begins an epoch. If the one before was refused, Kafka must take the
 // heartbeat before the rest is tried.
 func (f *feed) begin() {
-	f.last = max(f.last+1, f.noted()+1, f.cfg.now().UnixMilli())
+	f.last = max(f.last+1, f.cfg.now().UnixMilli())
 	f.note(ledger{epoch: f.last})
 	f.record.Producer, f.record.Epoch, f.record.Seq = f.out.name, f.last, -1
 	if !f.whole {
