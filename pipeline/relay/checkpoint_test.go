@@ -183,6 +183,34 @@ func TestEpochDoesNotGoOn(t *testing.T) {
 	}
 }
 
+// TestTopicChangesWhileAway: an epoch that went on in another partition, or in a
+// topic that lost its records, is not gone on with.
+func TestTopicChangesWhileAway(t *testing.T) {
+	for name, change := range map[string]func(w *lives){
+		"partitions added": func(w *lives) { w.kafka.part = 5 },
+		"records lost":     func(w *lives) { w.kafka.next = 0 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newLives(t)
+			before := w.left(w.config()).record.Epoch
+			change(w)
+			f := w.feed(w.config())
+			if _, ok := f.restore(); !ok || f.state != writing {
+				t.Fatalf("restored: %t, %s", ok, f.state)
+			}
+			f.applyBatch(storedBatch(1, 200))
+			f.applyBatch(storedBatch(1, 300))
+			if r := w.read(); r.epoch <= before || r.epoch != f.record.Epoch || f.why != causeTopic || r.incomplete || len(r.held[0]) != 7 {
+				t.Errorf("%d blocks in epoch %d after %d for %s", len(r.held[0]), r.epoch, before, f.why)
+			}
+			f.applyBatch(storedBatch(1, 400))
+			if f.counts.epochs[causeTopic].Load() != 1 {
+				t.Error("another epoch")
+			}
+		})
+	}
+}
+
 // path returns the state directory's file of that kind.
 func (w *lives) path(kind string) string {
 	w.Helper()

@@ -40,6 +40,8 @@ type fakeKafka struct {
 	pending []pendingRecord
 	log     []written
 	seen    func(value []byte) // is called with each record that comes
+	part    int32              // the partition
+	next    int64              // offset of the next record
 }
 
 type pendingRecord struct {
@@ -78,6 +80,8 @@ func (k *fakeKafka) ack(n int) {
 }
 
 func (k *fakeKafka) write(p pendingRecord) {
+	p.r.Partition, p.r.Offset = k.part, k.next
+	k.next++
 	k.log = append(k.log, written{k.now(), append([]byte(nil), p.r.Value...)})
 }
 
