@@ -1,9 +1,10 @@
 // Package crash kills the stage as an operator's worst night would, on a real
 // Kafka and under load, and compares what comes back with an oracle that shares
-// nothing with the stage but the hash.
+// nothing with the stage but the hash. It does so with the relay, engines and
+// Kafka too, and compares with what the engines hold.
 //
-// `make crash` runs it at full length: ten kills, and with TRACE=file the
-// requests of that trace. KAFKA_BROKERS=host:port,... points it at brokers that
+// `make crash` runs the first at full length: ten kills, and with TRACE=file the
+// requests of that trace; `make crash-relay` the second: twenty rounds. KAFKA_BROKERS=host:port,... points it at brokers that
 // run already; without, it starts one.
 package crash
 
