@@ -4,8 +4,9 @@
 // Kafka too, and compares with what the engines hold.
 //
 // `make crash` runs the first at full length: ten kills, and with TRACE=file the
-// requests of that trace; `make crash-relay` the second: twenty rounds. KAFKA_BROKERS=host:port,... points it at brokers that
-// run already; without, it starts one.
+// requests of that trace. KAFKA_BROKERS=host:port,... points it at brokers that
+// run already; without, it starts one. `make crash-relay` runs the second: twenty
+// rounds.
 package crash
 
 import (

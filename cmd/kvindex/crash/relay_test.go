@@ -32,7 +32,7 @@ import (
 // Words in one round happen at once. Only gap and garbage may lose anything.
 var plan = []string{
 	"relay", "kafka", "engine", "cut", "gap", "engine relay",
-	"clear", "relay kafka", "garbage", "engine kafka", "hang-kafka", "engine relay kafka", "cut relay", "hang-engine", "engine engine", "hang-relay",
+	"clear", "relay kafka", "garbage", "engine kafka", "hang-kafka", "engine relay kafka", "cut relay", "hang-engine", "engine engine", "hang-relay", "engine stage",
 }
 
 // rounds is how many of them there are.
@@ -223,7 +223,7 @@ func (h *relayHarness) hit(words []string) (names []string) {
 		switch word {
 		case "cut":
 			e = h.engines[0]
-		case "relay", "kafka", "hang-relay", "hang-kafka":
+		case "relay", "kafka", "stage", "hang-relay", "hang-kafka":
 			e = nil
 		default:
 			order = order[1:]
@@ -245,10 +245,17 @@ func (h *relayHarness) hit(words []string) (names []string) {
 					t.Fatal(err)
 				}
 			})
+		case "stage":
+			h.stage.alive()
+			h.stage.kill()
+			again = append(again, func() { h.stage = h.serve() })
 		case "engine":
 			e.process.alive()
 			e.process.kill()
 			e.killed, e.clipped = true, false
+			if len(words) == 1 && e.lines == nil {
+				e.gone()
+			}
 			e.seed += h.rng.IntN(2) // or the same requests again, as with vLLM's hashes that have a fixed seed
 			again = append(again, e.start)
 		case "hang-relay":
@@ -290,6 +297,24 @@ func (h *relayHarness) hit(words []string) (names []string) {
 		pause(t, time.Duration(h.rng.IntN(500))*time.Millisecond)
 	}
 	return names
+}
+
+// gone waits until the stage knows that the engine, whose process has ended and
+// whose port refuses connections, holds nothing.
+func (e *engine) gone() {
+	e.h.t.Helper()
+	testcontainers.Eventually(e.h.t, patience, func() error {
+		workers, err := e.h.client.Workers(e.h.t.Context(), killModel)
+		if err != nil {
+			return err
+		}
+		for _, w := range workers.Workers {
+			if w.Worker == e.worker && (w.Blocks.Device > 0 || w.Blocks.Host > 0 || w.Incomplete) {
+				return fmt.Errorf("the stage says of an engine that is gone: %v", w)
+			}
+		}
+		return nil
+	})
 }
 
 // goOn waits until each rank has published some batches more: of a gap nobody can
