@@ -503,7 +503,7 @@ func (h *relayHarness) check(round string, before map[verify.WorkerRank]int64) (
 
 // derive makes another prompt of one.
 func (h *relayHarness) derive(p fakeengine.Prompt) fakeengine.Prompt {
-	at := h.rng.IntN(len(p.Tokens))
+	at := 1 + h.rng.IntN(len(p.Tokens)-1) // a prompt without tokens is refused
 	switch h.rng.IntN(5) {
 	case 0:
 		p.Tokens = p.Tokens[:at]
