@@ -33,7 +33,7 @@ crash: ## ten times kill -9 of the stage under load on a real Kafka, answers com
 	KVINDEX_KILLS=$(or $(KILLS),10) KVINDEX_TRACE=$(abspath $(TRACE)) go test -count 1 -timeout 20m -v -run TestKillNineUnderLoad ./cmd/kvindex/crash
 
 crash-relay: ## twenty times kill -9 of engines, of the relay and of Kafka under load, answers compared each time with what the engines hold
-	KVINDEX_ROUNDS=$(or $(ROUNDS),20) go test -count 1 -timeout 20m -v -run TestRelayKills ./cmd/kvindex/crash
+	KVINDEX_ROUNDS=$(or $(ROUNDS),20) KVINDEX_RATE=120 KVINDEX_DOWN=9000 go test -count 1 -timeout 20m -v -run TestRelayKills ./cmd/kvindex/crash
 
 proto: ## the Go code of the query protocol, with pinned generators (Python for protoc)
 	pipeline/query/kvindexpb/gen.sh

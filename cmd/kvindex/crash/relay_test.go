@@ -35,15 +35,15 @@ var plan = []string{
 	"clear", "relay kafka", "garbage", "engine kafka", "hang-kafka", "engine relay kafka", "cut relay", "hang-engine", "engine engine", "hang-relay", "engine stage",
 }
 
-// rounds is how many of them there are.
-func rounds(t *testing.T) int {
-	text := os.Getenv("KVINDEX_ROUNDS")
+// setting returns what the environment says, or else what CI has time for.
+func setting(t *testing.T, name string, byDefault int) int {
+	text := os.Getenv(name)
 	if text == "" {
-		return 6
+		return byDefault
 	}
 	n, err := strconv.Atoi(text)
 	if err != nil || n < 1 {
-		t.Fatalf("KVINDEX_ROUNDS=%q: want a number above 0", text)
+		t.Fatalf("%s=%q: want a number above 0", name, text)
 	}
 	return n
 }
@@ -55,7 +55,8 @@ func TestRelayKills(t *testing.T) {
 	h := newRelayHarness(t)
 	h.startAll()
 	h.check("start", nil)
-	for i := range rounds(t) {
+	rounds := setting(t, "KVINDEX_ROUNDS", 6)
+	for i := range rounds {
 		what := plan[i%len(plan)]
 		h.resume()
 		pause(t, time.Duration(500+h.rng.IntN(2000))*time.Millisecond)
@@ -66,7 +67,7 @@ func TestRelayKills(t *testing.T) {
 		names := h.check(fmt.Sprintf("round %d: %s", i+1, what), before)
 		t.Logf("round %d: %s %v: checked within %v: %s", i+1, what, hit, time.Since(began).Round(100*time.Millisecond), names)
 	}
-	t.Logf("%d worker-ranks equal, %d incomplete and less, in %d rounds; %d depths compared, %d above 0", h.equal, h.less, rounds(t), h.compared, h.hits)
+	t.Logf("%d worker-ranks equal, %d incomplete and less, in %d rounds; %d depths compared, %d above 0", h.equal, h.less, rounds, h.compared, h.hits)
 }
 
 // relayHarness is a stage, a relay, engines and Kafka.
@@ -74,6 +75,7 @@ type relayHarness struct {
 	*harness
 	kafka        *testcontainers.Native
 	rng          *rand.Rand
+	rate, down   int    // requests a second of an engine; milliseconds that something is down at most
 	http         string // the relay's
 	file, state  string // the relay's
 	relay, stage *process
@@ -110,6 +112,7 @@ func newRelayHarness(t *testing.T) *relayHarness {
 	t.Logf("seed %d", seed)
 	h := &relayHarness{
 		harness: newHarness(t, kafka), kafka: kafka, rng: rand.New(rand.NewPCG(seed, 5)),
+		rate: setting(t, "KVINDEX_RATE", 30), down: setting(t, "KVINDEX_DOWN", 2500),
 		http: testcontainers.FreeAddress(t, 1), file: filepath.Join(t.TempDir(), "engines.yaml"), state: t.TempDir(),
 	}
 	h.command("topics", "create", "--partitions", "4", "--replication-factor", "1")
@@ -148,7 +151,7 @@ func (e *engine) start() {
 	e.process = e.h.start(append([]string{
 		"fake-engine", "--kind", string(e.kind), "--listen", e.events, "--replay-listen", e.replay, "--control-listen", e.control,
 		"--ranks", strconv.Itoa(e.ranks), "--block-size", strconv.Itoa(blockSize), "--capacity", "600", "--buffer-steps", "2000",
-		"--synthetic", "1000000", "--rate", "30", "--seed", strconv.Itoa(e.seed),
+		"--synthetic", "1000000", "--rate", strconv.Itoa(e.h.rate), "--seed", strconv.Itoa(e.seed),
 	}, e.args...)...)
 	testcontainers.Eventually(e.h.t, patience, func() error {
 		e.process.alive()
@@ -158,7 +161,8 @@ func (e *engine) start() {
 }
 
 func (h *relayHarness) startRelay() {
-	h.relay = h.start("relay", "--engines", h.file, "--state-dir", h.state, "--checkpoint-every", "1s", "--http-listen", h.http)
+	h.relay = h.start("relay", "--engines", h.file, "--state-dir", h.state, "--checkpoint-every", "1s",
+		"--buffer-bytes", "4194304", "--http-listen", h.http)
 }
 
 func (h *relayHarness) startAll() {
@@ -290,7 +294,7 @@ func (h *relayHarness) hit(words []string) (names []string) {
 			e.goOn()
 		}
 	}
-	pause(t, time.Duration(h.rng.IntN(2500))*time.Millisecond)
+	pause(t, time.Duration(h.rng.IntN(h.down))*time.Millisecond)
 	h.rng.Shuffle(len(again), func(i, j int) { again[i], again[j] = again[j], again[i] })
 	for _, f := range again {
 		f()
