@@ -31,8 +31,8 @@ import (
 // plan is what happens to whom, round after round and from the start again.
 // Words in one round happen at once. Only gap and garbage may lose anything.
 var plan = []string{
-	"relay", "kafka", "engine", "cut", "gap", "engine relay",
-	"clear", "relay kafka", "garbage", "engine kafka", "hang-kafka", "engine relay kafka", "cut relay", "hang-engine", "engine engine", "hang-relay", "engine stage",
+	"relay", "kafka", "engine", "cut", "gap", "overtake",
+	"engine relay", "clear", "relay kafka", "garbage", "engine kafka", "hang-kafka", "engine relay kafka", "cut relay", "hang-engine", "engine engine", "hang-relay", "engine stage",
 }
 
 // setting returns what the environment says, or else what CI has time for.
@@ -277,6 +277,9 @@ func (h *relayHarness) hit(words []string) (names []string) {
 					t.Fatal(err)
 				}
 			})
+		case "overtake":
+			e.overtake()
+			again = append(again, h.startRelay)
 		case "cut":
 			for _, l := range e.lines {
 				l.cut()
@@ -301,6 +304,35 @@ func (h *relayHarness) hit(words []string) (names []string) {
 		pause(t, time.Duration(h.rng.IntN(500))*time.Millisecond)
 	}
 	return names
+}
+
+// overtake has a new process of the engine publish more than the one did that the
+// relay, which is killed meanwhile, knows of.
+func (e *engine) overtake() {
+	h := e.h
+	h.t.Helper()
+	again := func() {
+		e.process.alive()
+		e.process.kill()
+		e.killed, e.clipped = true, false
+		e.seed++ // the same requests would have the same blocks
+		e.start()
+	}
+	again()
+	e.goOn()
+	pause(h.t, 2*time.Second) // until there is a checkpoint
+	h.relay.alive()
+	h.relay.kill()
+	before := e.must("POST", "/resume")
+	again()
+	testcontainers.Eventually(h.t, patience, func() error {
+		for i, r := range e.must("POST", "/resume").Ranks {
+			if r.NextSeq < before.Ranks[i].NextSeq+5 {
+				return errors.New("not enough batches")
+			}
+		}
+		return nil
+	})
 }
 
 // gone waits until the stage knows that the engine, whose process has ended and
