@@ -162,7 +162,7 @@ func (e *engine) start() {
 
 func (h *relayHarness) startRelay() {
 	h.relay = h.start("relay", "--engines", h.file, "--state-dir", h.state, "--checkpoint-every", "1s",
-		"--buffer-bytes", "4194304", "--http-listen", h.http)
+		"--buffer-bytes", "8388608", "--http-listen", h.http)
 }
 
 func (h *relayHarness) startAll() {
