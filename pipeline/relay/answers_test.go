@@ -241,7 +241,6 @@ func vllmVectors(t *testing.T) (all []story) {
 		Tokens    []uint32 `json:"tokens"`
 		BlockSize int      `json:"block_size"`
 		Hashes    []string `json:"hashes"`
-		Ints      []uint64 `json:"-"`
 		Texts     []string `json:"event_ints"`
 	}
 	readJSON(t, "vllm_hash_vectors.json", &vectors)
