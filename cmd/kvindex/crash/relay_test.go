@@ -64,8 +64,8 @@ func TestRelayKills(t *testing.T) {
 		hit := h.hit(strings.Fields(what))
 		pause(t, time.Duration(h.rng.IntN(1500))*time.Millisecond)
 		began := time.Now()
-		names := h.check(fmt.Sprintf("round %d: %s", i+1, what), before)
-		t.Logf("round %d: %s %v: checked within %v: %s", i+1, what, hit, time.Since(began).Round(100*time.Millisecond), names)
+		news := h.check(fmt.Sprintf("round %d: %s", i+1, what), before)
+		t.Logf("round %d: %s %v: checked within %v: %s", i+1, what, hit, time.Since(began).Round(100*time.Millisecond), news)
 	}
 	t.Logf("%d worker-ranks equal, %d incomplete and less, in %d rounds; %d depths compared, %d above 0", h.equal, h.less, rounds, h.compared, h.hits)
 }
@@ -480,8 +480,9 @@ func (tr truth) depths(prompt []index.SeqHash) (d index.Depths) {
 	return d
 }
 
-// check compares the stage with the engines.
-func (h *relayHarness) check(round string, before map[verify.WorkerRank]int64) (names string) {
+// check compares the stage with the engines. It returns which worker-ranks have
+// another epoch than before, and which are incomplete.
+func (h *relayHarness) check(round string, before map[verify.WorkerRank]int64) (news string) {
 	t := h.t
 	t.Helper()
 	st := h.settle(before)
@@ -506,12 +507,15 @@ func (h *relayHarness) check(round string, before map[verify.WorkerRank]int64) (
 			if w.Epoch != st[wr].Epoch || w.Seq != st[wr].Seq {
 				t.Errorf("%s: %v: the stage is at %d/%d, the relay at %d/%d", round, wr, w.Epoch, w.Seq, st[wr].Epoch, st[wr].Seq)
 			}
+			if before != nil && w.Epoch != before[wr] {
+				news += fmt.Sprintf("%s/%d %s ", wr.Worker, wr.Rank, st[wr].Cause)
+			}
 			switch {
 			case w.Incomplete && !e.clipped:
 				t.Errorf("%s: %v is incomplete, though nothing was lost for good: %+v", round, wr, st[wr])
 			case w.Incomplete:
 				h.less++
-				names += fmt.Sprintf("%s/%d incomplete ", wr.Worker, wr.Rank)
+				news += fmt.Sprintf("%s/%d incomplete ", wr.Worker, wr.Rank)
 			case e.clipped:
 				t.Errorf("%s: %v lost events and is not incomplete: %+v", round, wr, st[wr])
 			default:
@@ -534,7 +538,7 @@ func (h *relayHarness) check(round string, before map[verify.WorkerRank]int64) (
 		h.ask(round, p, truths)
 		h.ask(round, h.derive(p), truths)
 	}
-	return names
+	return news
 }
 
 // derive makes another prompt of one.
