@@ -27,7 +27,7 @@ const (
 	ledgerVersion     = 1
 
 	maxName       = 64 << 10 // bytes of a text in a file
-	maxLedger     = 4*maxName + 256
+	maxLedger     = 5*maxName + 256
 	maxCheckpoint = 2 << 30 // bytes of a file
 )
 
@@ -52,6 +52,7 @@ type ledger struct {
 	seq      int64
 	producer string
 	heard    int64  // when a record was last acknowledged, Unix milliseconds
+	topic    string // that it is in
 	place    place  // of that record
 	check    uint32 // checksum of the checkpoint that has what the records say
 }
@@ -65,6 +66,7 @@ func (l *ledger) append(dst []byte, worker string, rank int32) []byte {
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(l.seq))
 	dst = appendText(dst, l.producer)
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(l.heard))
+	dst = appendText(dst, l.topic)
 	dst = binary.LittleEndian.AppendUint32(dst, uint32(l.place.partition))
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(l.place.offset))
 	dst = binary.LittleEndian.AppendUint32(dst, l.check)
@@ -80,7 +82,7 @@ func parseLedger(p []byte, worker string, rank int32) (l ledger, err error) {
 	}
 	w, n := r.text(), int32(r.u32())
 	l.epoch, l.clean, l.seq = int64(r.u64()), r.flag(), int64(r.u64())
-	l.producer, l.heard = r.text(), int64(r.u64())
+	l.producer, l.heard, l.topic = r.text(), int64(r.u64()), r.text()
 	l.place, l.check = place{int32(r.u32()), int64(r.u64())}, r.u32()
 	switch {
 	case r.bad || len(r.p) > 0 || l.epoch < 1 || l.clean && (l.seq < -1 || l.producer == ""):
@@ -169,7 +171,9 @@ func (f *feed) restore() (pos position, ok bool) {
 	f.pos, f.whole, f.why = c.pos, c.whole, causeRestored
 	heard := time.UnixMilli(l.heard)
 	quiet := f.cfg.now().Sub(heard)
-	if l.clean && l.check == c.check && instanceOf(l.producer) == instanceOf(string(f.out.name)) && quiet >= 0 && quiet < f.cfg.grace/2 && f.note(ledger{epoch: l.epoch}) {
+	same := l.check == c.check && l.topic == f.out.topic &&
+		instanceOf(l.producer) == instanceOf(string(f.out.name))
+	if l.clean && same && quiet >= 0 && quiet < f.cfg.grace/2 && f.note(ledger{epoch: l.epoch}) {
 		f.record.Producer, f.record.Epoch, f.record.Seq = []byte(l.producer), l.epoch, l.seq
 		f.flight.resume(l.epoch, heard, l.place)
 		f.state, f.said, f.wrote = writing, c.whole, heard
@@ -281,7 +285,7 @@ func (f *feed) leave() {
 	}
 	f.note(ledger{
 		epoch: f.record.Epoch, clean: true, seq: f.record.Seq, producer: string(f.record.Producer),
-		heard: l.heard.UnixMilli(), place: l.place, check: binary.LittleEndian.Uint32(p[len(p)-4:]),
+		heard: l.heard.UnixMilli(), topic: f.out.topic, place: l.place, check: binary.LittleEndian.Uint32(p[len(p)-4:]),
 	})
 }
 

@@ -41,10 +41,11 @@ type lives struct {
 	log   bytes.Buffer
 	feeds int
 	other bool // feeds are of another instance from now on
+	topic string
 }
 
 func newLives(t *testing.T) *lives {
-	w := &lives{T: t, clock: time.UnixMilli(1_800_000_000_000), dir: t.TempDir()}
+	w := &lives{T: t, topic: "events", clock: time.UnixMilli(1_800_000_000_000), dir: t.TempDir()}
 	w.kafka.now = w.now
 	w.kafka.direct = true
 	return w
@@ -67,7 +68,7 @@ func (w *lives) feed(c feedConfig) *feed {
 	if w.other {
 		name = fmt.Sprintf("other-%d", w.feeds)
 	}
-	out, err := newOutlet(&w.kafka, "events", name, leastBuffer)
+	out, err := newOutlet(&w.kafka, w.topic, name, leastBuffer)
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -128,6 +129,7 @@ func TestEpochDoesNotGoOn(t *testing.T) {
 		"silent for half of the grace": func(w *lives) { w.clock = w.clock.Add(testGrace / 2) },
 		"the clock went back":          func(w *lives) { w.clock = w.clock.Add(-time.Second) },
 		"files of another instance":    func(w *lives) { w.other = true },
+		"another topic":                func(w *lives) { w.topic = "others" },
 		"ledger gone":                  func(w *lives) { w.remove("ledger") },
 		"ledger damaged":               func(w *lives) { w.damage("ledger") },
 		"the last record was refused": func(w *lives) {
@@ -156,7 +158,7 @@ func TestEpochDoesNotGoOn(t *testing.T) {
 			if err := f.files.write(f.files.checkpoint, f.appendCheckpoint(nil)); err != nil {
 				w.Fatal(err)
 			}
-			l := ledger{epoch: f.record.Epoch, clean: true, producer: "relay-1", heard: w.now().UnixMilli(), check: 1}
+			l := ledger{epoch: f.record.Epoch, clean: true, producer: "relay-1", topic: w.topic, heard: w.now().UnixMilli(), check: 1}
 			if !f.note(l) {
 				w.Fatal("not noted")
 			}
@@ -554,7 +556,7 @@ func FuzzCheckpoint(f *testing.F) {
 		one.at(position{next: int64(n), sum: 7})
 		p := one.appendCheckpoint(nil)
 		f.Add(p[:len(p)-4])
-		l := ledger{epoch: int64(n + 1), clean: n > 0, producer: "p", seq: 3, heard: 4, check: 5}
+		l := ledger{epoch: int64(n + 1), clean: n > 0, producer: "p", seq: 3, heard: 4, topic: "t", place: place{1, 2}, check: 5}
 		p = l.append(nil, c.worker, c.rank)
 		f.Add(p[:len(p)-4])
 	}
