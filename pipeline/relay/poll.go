@@ -175,6 +175,9 @@ func (p *poller) ask(ctx context.Context) ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%w: %w", errNotAsked, err)
 		}
+		// A GET that fails on a used connection is asked again by the client itself,
+		// and what the engine gave away the first time would be lost unnoticed.
+		req.Close = p.method == http.MethodGet
 		resp, err := p.client.Do(req)
 		if err != nil {
 			if dial := (*net.OpError)(nil); errors.As(err, &dial) && dial.Op == "dial" {

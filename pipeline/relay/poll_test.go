@@ -314,3 +314,34 @@ func TestPollOfPayloads(t *testing.T) {
 		}
 	}
 }
+
+// TestAnswerLostOnce: a question whose answer is lost is not asked again unnoticed,
+// as Go's client does with a GET on a connection that it has used before.
+func TestAnswerLostOnce(t *testing.T) {
+	for _, method := range []string{http.MethodPost, http.MethodGet} {
+		t.Run(method, func(t *testing.T) {
+			s := newEventServer(t)
+			s.method = method
+			p, feeds := newTestPoller(t, s.URL, 0, 1)
+			s.publish(-1, 0, 3)
+			if err := p.poll(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.asked = 0
+			s.publish(-1, 3, 2)
+			s.answer = func(w http.ResponseWriter, body string) {
+				s.answer = nil
+				c, _, err := w.(http.Hijacker).Hijack()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				c.Close()
+			}
+			err := p.poll(t.Context())
+			if told := strings.Join(feeds[0].told, ", "); err == nil || s.asked != 1 || told != "start true, 0-2, events_lost false" {
+				t.Errorf("error %v, asked %d times: %s", err, s.asked, told)
+			}
+		})
+	}
+}
