@@ -11,6 +11,6 @@ a trace of requests, then run structures on it.`,
 		example: `  kvindex bench workload --synthetic 5000 --route best -o conversations.kvw
   kvindex bench index --file conversations.kvw --mode seq
   kvindex bench index --mode scale --blocks 10000000`,
-		sub: []command{benchIndexCommand(), benchWorkloadCommand()},
+		sub: []command{benchIndexCommand(), benchRelayCommand(), benchWorkloadCommand()},
 	}
 }

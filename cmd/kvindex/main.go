@@ -15,6 +15,7 @@ func commands() []command {
 		demoCommand(),
 		stageCommand(),
 		relayChildCommand(),
+		publisherCommand(),
 		serveCommand(),
 		relayCommand(),
 		replayCommand(),

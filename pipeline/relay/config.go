@@ -89,6 +89,10 @@ type Config struct {
 
 	// KafkaOptions are added to the client: security, tests' dialers.
 	KafkaOptions []kgo.Opt
+
+	// Producer takes the records in the place of a client of Brokers, for
+	// measurements; nil: none.
+	Producer Producer
 }
 
 // DefaultConfig returns the defaults; engines have none.

@@ -55,7 +55,7 @@ type written struct {
 	value []byte
 }
 
-// TryProduce implements producer.
+// TryProduce implements Producer.
 func (k *fakeKafka) TryProduce(_ context.Context, r *kgo.Record, done func(*kgo.Record, error)) {
 	if k.seen != nil {
 		k.seen(r.Value)
@@ -250,7 +250,7 @@ func testConfig(now func() time.Time) feedConfig {
 }
 
 // newTestFeed returns a feed that writes to k, with a roomy outlet.
-func newTestFeed(t testing.TB, k producer, c feedConfig) *feed {
+func newTestFeed(t testing.TB, k Producer, c feedConfig) *feed {
 	t.Helper()
 	out, err := newOutlet(k, "events", "relay-test", 64<<20)
 	if err != nil {

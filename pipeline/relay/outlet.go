@@ -40,10 +40,11 @@ const (
 // record in what a dump may use of one feed's share.
 const leastBuffer = feedShare * 4 * recordBytes
 
-// producer is the part of a Kafka client that the relay writes with. TryProduce
-// never blocks; it calls done once, from any goroutine, maybe before it returns.
-// Records of one key that succeed are written in order.
-type producer interface {
+// Producer is the part of a Kafka client that the relay writes with. TryProduce
+// never blocks; it calls done once, from any goroutine, maybe before it returns,
+// and until then the record must stay as it is. Records of one key that succeed
+// are written in order.
+type Producer interface {
 	TryProduce(ctx context.Context, r *kgo.Record, done func(*kgo.Record, error))
 }
 
@@ -62,7 +63,7 @@ func producerOptions() []kgo.Opt {
 // outlet is what the feeds of a relay have in common: the client, the topic, and
 // the budget of bytes in flight. Safe for concurrent use.
 type outlet struct {
-	to    producer
+	to    Producer
 	topic string
 	name  []byte // of the producer, in records
 	limit int64  // of used
@@ -83,7 +84,7 @@ var errBuffer = fmt.Errorf("buffer must be %d bytes or more", leastBuffer)
 
 // newOutlet returns an outlet that writes to topic under the producer name,
 // with at most limit bytes in flight. Error: errBuffer.
-func newOutlet(to producer, topic, name string, limit int64) (*outlet, error) {
+func newOutlet(to Producer, topic, name string, limit int64) (*outlet, error) {
 	if limit < leastBuffer {
 		return nil, errBuffer
 	}

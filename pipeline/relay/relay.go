@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -27,6 +28,7 @@ type Relay struct {
 	started time.Time
 	addr    chan net.Addr // of HTTP, once it listens
 
+	made  atomic.Bool // what follows
 	out   *outlet
 	ranks []*rank // in the order of the configuration
 }
@@ -62,13 +64,18 @@ func (r *Relay) Run(ctx context.Context) error {
 		}
 		defer lock.Close() // that of no file does nothing
 	}
-	client, err := kgo.NewClient(r.kafka()...)
-	if err != nil {
-		return fmt.Errorf("kafka client: %w", err)
+	to := r.cfg.Producer
+	if to == nil {
+		client, err := kgo.NewClient(r.kafka()...)
+		if err != nil {
+			return fmt.Errorf("kafka client: %w", err)
+		}
+		defer client.Close()
+		to = client
 	}
-	defer client.Close()
+	var err error
 	name := fmt.Sprintf("relay-%s-%d", r.cfg.Instance, r.started.UnixMilli())
-	if r.out, err = newOutlet(client, r.cfg.Topic, name, r.cfg.BufferBytes); err != nil {
+	if r.out, err = newOutlet(to, r.cfg.Topic, name, r.cfg.BufferBytes); err != nil {
 		return err
 	}
 	tracer, flush, err := query.SetupTracing(ctx, query.Identity{Service: "kvindex-relay", Version: r.cfg.Version, Instance: r.cfg.Instance})
@@ -92,6 +99,7 @@ func (r *Relay) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	r.made.Store(true)
 	if err := r.observe(meters); err != nil {
 		return fmt.Errorf("metrics: %w", err)
 	}

@@ -98,8 +98,13 @@ type RankStatus struct {
 func (r *Relay) Status() Status {
 	st := Status{
 		Ready: true, Missing: []string{}, Instance: r.cfg.Instance, Version: r.cfg.Version, Started: r.started,
-		Topic: r.cfg.Topic, Buffer: r.cfg.BufferBytes, InFlight: r.out.used.Load(), Ranks: []RankStatus{},
+		Topic: r.cfg.Topic, Buffer: r.cfg.BufferBytes, Ranks: []RankStatus{},
 	}
+	if !r.made.Load() {
+		st.Ready, st.Missing = false, []string{"the relay is starting"}
+		return st
+	}
+	st.InFlight = r.out.used.Load()
 	for _, k := range r.ranks {
 		f := k.feed.status()
 		source, problem, began := k.status.get()
