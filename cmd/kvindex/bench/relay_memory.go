@@ -57,6 +57,20 @@ const (
 	memoryAnew  = 2 << 20   // bytes
 )
 
+// flat reports whether memory was.
+func flat(marks []MemoryMark, stalls bool) bool {
+	for _, m := range marks {
+		room := marks[0].HeapBytes + memorySlack + 2*m.InFlight
+		if stalls && m.Percent > stallTo {
+			room += memoryAnew
+		}
+		if m.HeapBytes > room {
+			return false
+		}
+	}
+	return true
+}
+
 // memoryMarks are when memory is looked at, and what Kafka does then, in percent.
 const (
 	stallFrom = 30
@@ -84,7 +98,7 @@ func (b *relayBench) memory() error {
 func (b *relayBench) memoryOf(stalls bool) (line RelayMemory, err error) {
 	line = RelayMemory{
 		Impl: "kvindex", Mode: b.Mode, Kafka: "takes all", Batches: b.Batches,
-		LiveBlocks: int(min(memoryLive, b.Batches)) * memoryBlocks, BufferBytes: memoryBuffer, Flat: true,
+		LiveBlocks: int(min(memoryLive, b.Batches)) * memoryBlocks, BufferBytes: memoryBuffer,
 	}
 	if stalls {
 		line.Kafka = fmt.Sprintf("stalls from %d to %d percent", stallFrom, stallTo)
@@ -125,14 +139,7 @@ func (b *relayBench) memoryOf(stalls bool) (line RelayMemory, err error) {
 	if line.Anew && !stalls {
 		return line, errors.New("records were dropped")
 	}
-	first := line.Marks[0]
-	for _, m := range line.Marks {
-		room := first.HeapBytes + memorySlack + 2*m.InFlight
-		if stalls && m.Percent == 100 {
-			room += memoryAnew
-		}
-		line.Flat = line.Flat && m.HeapBytes <= room
-	}
+	line.Flat = flat(line.Marks, stalls)
 	line.Seconds = figure(time.Since(start).Seconds())
 	return line, nil
 }
