@@ -56,6 +56,10 @@ func TestBenchUsage(t *testing.T) {
 		"index --file none.kvw":                        "none.kvw",
 		"index --mode fast":                            `"fast" is not one of seq, pool, mixed, mem, dump, scale`,
 		"index --mode scale --file " + other:           "takes no workload file",
+		"relay --mode fast":                            `"fast" is not one of throughput, memory, visible`,
+		"relay --batches 1":                            "1 batches",
+		"relay --brokers 127.0.0.1:1":                  "take a topic",
+		"relay --mode visible --rate 0":                "0 batches a second",
 		"workload -o " + made:                          "give either --trace or --synthetic",
 		"workload --synthetic 5 --block 60 -o " + made: "block size 60",
 		"workload --trace none.jsonl -o " + made:       "none.jsonl",
@@ -71,5 +75,34 @@ func TestBenchUsage(t *testing.T) {
 	}
 	if _, err := os.Stat(made); !os.IsNotExist(err) {
 		t.Errorf("a file is left of a workload that failed: %v", err)
+	}
+}
+
+// The publisher, the relay and the stage are processes of their own.
+func TestBenchRelay(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	got := execute(t, "bench", "relay", "--mode", "memory", "--batches", "1000")
+	var memory []struct{ Flat bool }
+	for line := range strings.Lines(got.out) {
+		memory = append(memory, struct{ Flat bool }{})
+		if err := json.Unmarshal([]byte(line), &memory[len(memory)-1]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got.code != 0 || len(memory) != 2 || !memory[0].Flat {
+		t.Errorf("exit code %d, %q, %q", got.code, got.out, got.err)
+	}
+
+	got = execute(t, "bench", "relay", "--mode", "visible", "--seconds", "1", "--rate", "50")
+	var line visibleLine
+	if err := json.Unmarshal([]byte(got.out), &line); got.code != 0 || err != nil {
+		t.Fatalf("exit code %d, %q, %q: %v", got.code, got.out, got.err, err)
+	}
+	if line.Batches != 50 || line.Samples != 25 || line.Asked < line.Samples || !(line.Query.P50 > 0 && line.Query.P50 < line.Visible.P50 && line.Visible.P50 <= line.Visible.P99) {
+		t.Errorf("%+v", line)
+	}
+	left, err := os.ReadDir(os.Getenv("TMPDIR"))
+	if err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
 	}
 }

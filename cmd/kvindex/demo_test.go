@@ -5,13 +5,14 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
 
 // TestMain lets the test binary be what the demo starts as its child.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && (os.Args[1] == stageCommandName || os.Args[1] == relayCommandName) {
+	if len(os.Args) > 1 && slices.Contains([]string{stageCommandName, relayCommandName, publisherCommandName}, os.Args[1]) {
 		main()
 	}
 	os.Exit(m.Run())

@@ -21,7 +21,7 @@ import (
 // engine holds: much less than the requests have, so that a batch removes about as
 // much as it stores.
 const (
-	prefillRequests = 1500
+	prefillRequests = 600
 	prefillCapacity = 16_384
 )
 
