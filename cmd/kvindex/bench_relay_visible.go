@@ -87,7 +87,7 @@ type visible struct {
 	engine  *fakeengine.Engine
 	stage   *query.Client
 	at      string // of the stage
-	childs  []*child
+	running []*child
 	request fleet.Request // of the last batch
 
 	mu    sync.Mutex // guards the next
@@ -108,7 +108,7 @@ func (c *visibleConfig) run(ctx context.Context, con *console, p *benchProgress)
 	if err := v.start(ctx); err != nil {
 		return err
 	}
-	for _, child := range v.childs {
+	for _, child := range v.running {
 		var stop context.CancelFunc
 		ctx, stop = child.during(ctx)
 		defer stop()
@@ -219,7 +219,7 @@ func (v *visible) startChild(args ...string) error {
 	if err != nil {
 		return fmt.Errorf("start %s: %w", args[0], err)
 	}
-	v.childs = append(v.childs, c)
+	v.running = append(v.running, c)
 	v.undo = append(v.undo, c.stop)
 	return nil
 }

@@ -131,22 +131,21 @@ const (
 func (b *relayBench) advance(r follower, to int64) error {
 	tick := time.NewTicker(lookEvery)
 	defer tick.Stop()
-	told, seen, since := int64(0), int64(-1), time.Now()
+	told, seen, since := int64(0), max(r.read(), 0), time.Now()
 	for {
-		at := r.read()
-		if at >= to && r.settled() {
-			b.progress.Add(max(0, at-max(seen, 0)))
-			return nil
-		}
+		at := max(r.read(), 0)
 		if at > seen {
-			b.progress.Add(at - max(seen, 0))
+			b.progress.Add(at - seen)
 			seen, since = at, time.Now()
+		}
+		if at >= to && r.settled() {
+			return nil
 		}
 		if time.Since(since) > relayPatience {
 			return fmt.Errorf("at batch %d of %d, and no further for %v", at, to, relayPatience)
 		}
 		// The first batches go out once the reader has subscribed.
-		if next := min(to, max(at, 0)+publishAhead); next-told > publishAhead/4 || next == to && told < to {
+		if next := min(to, at+publishAhead); next-told > publishAhead/4 || next == to && told < to {
 			if err := b.publisher.publish(next); err != nil {
 				return err
 			}

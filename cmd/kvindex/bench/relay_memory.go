@@ -83,7 +83,7 @@ func (b *relayBench) memory() error {
 	for _, stalls := range []bool{false, true} {
 		line, err := b.memoryOf(stalls)
 		if err != nil {
-			return fmt.Errorf("Kafka %s: %w", line.Kafka, err)
+			return fmt.Errorf("with a Kafka that %s: %w", line.Kafka, err)
 		}
 		if err := b.out.Encode(line); err != nil {
 			return err
@@ -97,7 +97,7 @@ func (b *relayBench) memory() error {
 
 func (b *relayBench) memoryOf(stalls bool) (line RelayMemory, err error) {
 	line = RelayMemory{
-		Impl: "kvindex", Mode: b.Mode, Kafka: "takes all", Batches: b.Batches,
+		Impl: "kvindex", Mode: b.Mode, Kafka: "takes everything", Batches: b.Batches,
 		LiveBlocks: int(min(memoryLive, b.Batches)) * memoryBlocks, BufferBytes: memoryBuffer,
 	}
 	if stalls {

@@ -83,32 +83,46 @@ func (l *publisherLink) publish(to int64) error {
 	return nil
 }
 
-// ServePublisher publishes what orders on in say, answers on out, and returns nil
-// when in ends.
+// ServePublisher publishes what orders on in say and answers on out. It returns nil
+// when in or ctx ends, whatever it was doing.
 func ServePublisher(ctx context.Context, in io.Reader, out io.Writer) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	orders := make(chan order)
+	go func() { // ends with in, or with the order after the end
+		from := json.NewDecoder(in)
+		for {
+			var o order
+			if err := from.Decode(&o); err != nil {
+				cancel(err)
+				return
+			}
+			select {
+			case orders <- o:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
 	p := &publishing{}
 	defer p.close()
-	orders, answers := json.NewDecoder(in), json.NewEncoder(out)
+	answers := json.NewEncoder(out)
 	for {
-		var o order
-		switch err := orders.Decode(&o); {
-		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe):
-			return nil
-		case err != nil:
-			return fmt.Errorf("orders: %w", err)
+		var err error
+		select {
+		case o := <-orders:
+			err = p.do(ctx, o, answers)
+		case <-ctx.Done():
+			err = ctx.Err()
 		}
-		if o.Open != nil {
-			answer, err := p.open(ctx, *o.Open)
-			if err != nil {
-				answer.Error = err.Error()
-			}
-			if err := answers.Encode(answer); err != nil {
-				return err
-			}
-			continue
-		}
-		if err := p.publish(ctx, o.To); err != nil {
+		switch cause := context.Cause(ctx); {
+		case err == nil:
+		case !errors.Is(err, context.Canceled):
 			return err
+		case errors.Is(cause, io.EOF) || errors.Is(cause, context.Canceled):
+			return nil
+		default:
+			return fmt.Errorf("orders: %w", cause)
 		}
 	}
 }
@@ -119,7 +133,7 @@ func publishHere() (io.ReadWriteCloser, error) {
 	answers, out := io.Pipe()
 	h := &publisherHere{PipeReader: answers, orders: orders, ended: make(chan error, 1)}
 	go func() {
-		err := ServePublisher(context.Background(), in, out)
+		err := ServePublisher(context.Background(), in, out) // until Close
 		in.CloseWithError(err)
 		out.CloseWithError(err)
 		h.ended <- err
@@ -153,6 +167,17 @@ func (p *publishing) close() {
 	if p.pub != nil {
 		p.pub.Close()
 	}
+}
+
+func (p *publishing) do(ctx context.Context, o order, answers *json.Encoder) error {
+	if o.Open == nil {
+		return p.publish(ctx, o.To)
+	}
+	answer, err := p.open(ctx, *o.Open)
+	if err != nil {
+		answer.Error = err.Error()
+	}
+	return answers.Encode(answer)
 }
 
 // publisherHWM is as of the engines.

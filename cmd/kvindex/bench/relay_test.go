@@ -3,6 +3,7 @@ package bench
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"strings"
 	"testing"
 )
@@ -146,7 +147,8 @@ func TestPublisherFaults(t *testing.T) {
 	if o, err := l.open(series{Kind: chains, Blocks: 3, Live: 5, Circle: 10}); err != nil || o.Batches != 10 || o.Stored != 30 || o.Removed != 30 {
 		t.Errorf("%+v, %v", o, err)
 	}
-	if err := to.Close(); err != nil {
+	// It ends, even though it waits for a subscriber.
+	if err := errors.Join(l.publish(5), to.Close()); err != nil {
 		t.Error(err)
 	}
 	var out bytes.Buffer
