@@ -1,4 +1,5 @@
-// This file tests a rank's endpoints; cmd/kvindex tests the rest of the settings.
+// This file tests a rank's endpoints, and a relay that does not run yet;
+// cmd/kvindex tests the rest of the settings.
 
 package relay
 
@@ -26,5 +27,17 @@ func TestEndpointOf(t *testing.T) {
 		if got != c.want || (err == nil) != (c.want != "") {
 			t.Errorf("%q, rank %d: %q, %v; want %q", c.endpoint, c.rank, got, err, c.want)
 		}
+	}
+}
+
+func TestStatusBeforeRun(t *testing.T) {
+	c := DefaultConfig()
+	c.Engines = []Engine{{Worker: "w", Kind: VLLM, Events: "tcp://127.0.0.1:5557", Model: "m", BlockSize: 16, Ranks: 1}}
+	r, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st := r.Status(); st.Ready || len(st.Missing) != 1 || len(st.Ranks) != 0 {
+		t.Errorf("%+v", st)
 	}
 }
