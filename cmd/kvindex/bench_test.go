@@ -89,7 +89,7 @@ func TestBenchRelay(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got.code != 0 || len(memory) != 2 || !memory[0].Flat {
+	if got.code != 0 || len(memory) != 2 || !memory[0].Flat || !memory[1].Flat {
 		t.Errorf("exit code %d, %q, %q", got.code, got.out, got.err)
 	}
 

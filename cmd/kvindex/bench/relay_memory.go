@@ -19,7 +19,7 @@ type RelayMemory struct {
 	Impl        string       `json:"impl"`
 	Mode        string       `json:"mode"`
 	Kafka       string       `json:"kafka"`
-	Batches     int64        `json:"batches"`
+	Batches     int64        `json:"batches"` // after those that bring what is held up to LiveBlocks
 	LiveBlocks  int          `json:"live_blocks"`
 	BufferBytes int64        `json:"buffer_bytes"` // the most on its way to Kafka
 	Marks       []MemoryMark `json:"marks"`
@@ -71,12 +71,13 @@ func flat(marks []MemoryMark, stalls bool) bool {
 	return true
 }
 
-// memoryMarks are when memory is looked at, and what Kafka does then, in percent.
+// When Kafka stalls, in percent of the batches.
 const (
 	stallFrom = 30
 	stallTo   = 70
 )
 
+// memoryMarks are when memory is looked at, likewise.
 var memoryMarks = []int{10, stallFrom, 50, stallTo, 100}
 
 func (b *relayBench) memory() error {
@@ -98,7 +99,7 @@ func (b *relayBench) memory() error {
 func (b *relayBench) memoryOf(stalls bool) (line RelayMemory, err error) {
 	line = RelayMemory{
 		Impl: "kvindex", Mode: b.Mode, Kafka: "takes everything", Batches: b.Batches,
-		LiveBlocks: int(min(memoryLive, b.Batches)) * memoryBlocks, BufferBytes: memoryBuffer,
+		LiveBlocks: memoryLive * memoryBlocks, BufferBytes: memoryBuffer,
 	}
 	if stalls {
 		line.Kafka = fmt.Sprintf("stalls from %d to %d percent", stallFrom, stallTo)
@@ -115,10 +116,10 @@ func (b *relayBench) memoryOf(stalls bool) (line RelayMemory, err error) {
 	}
 	// The relay's last records are let go.
 	defer func() { kafka.stall(false); err = errors.Join(err, r.stop()) }()
-	b.progress.Start("batches", b.Batches)
+	b.progress.Start("batches", memoryLive+b.Batches)
 	var epoch int64
 	for _, percent := range memoryMarks {
-		if err := b.advance(stalledReader{r}, b.Batches*int64(percent)/100); err != nil {
+		if err := b.advance(stalledReader{r}, memoryLive+b.Batches*int64(percent)/100); err != nil {
 			return line, err
 		}
 		m := memoryNow()
