@@ -34,7 +34,7 @@ type RelayConfig struct {
 
 // DefaultRelayConfig measures throughput without Kafka.
 func DefaultRelayConfig() RelayConfig {
-	return RelayConfig{Mode: relayModes[0].name, Batches: 200_000, Runs: 5}
+	return RelayConfig{Mode: relayModes[0].name, Batches: 100_000, Runs: 3}
 }
 
 var relayModes = []struct {
