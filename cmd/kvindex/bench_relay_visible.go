@@ -24,7 +24,7 @@ import (
 
 	"kvindex/cmd/kvindex/fakeengine"
 	"kvindex/cmd/kvindex/fleet"
-	"kvindex/pipeline/query"
+	"kvindex/pipeline/query/client"
 	pb "kvindex/pipeline/query/kvindexpb"
 )
 
@@ -85,7 +85,7 @@ type visible struct {
 	broker  string // as it is told
 	undo    []func()
 	engine  *fakeengine.Engine
-	stage   *query.Client
+	stage   *client.Client
 	at      string // of the stage
 	running []*child
 	request fleet.Request // of the last batch
@@ -148,7 +148,7 @@ func (v *visible) start(ctx context.Context) (err error) {
 		}
 	}
 	v.at = addresses[0]
-	if v.stage, err = query.Dial(v.at, 0); err != nil {
+	if v.stage, err = client.Dial(v.at, 0); err != nil {
 		return err
 	}
 	v.undo = append(v.undo, func() { v.stage.Close() })
