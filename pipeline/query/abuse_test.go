@@ -70,11 +70,17 @@ type answer struct{ code, message string }
 // rawGRPC posts a body as gRPC does, without its client's help.
 func rawGRPC(t *testing.T, s *Server, contentType, authorization string, body io.Reader) answer {
 	t.Helper()
+	return rawGRPCTo(t, s, pb.KVIndex_Match_FullMethodName, contentType, authorization, body)
+}
+
+// rawGRPCTo is rawGRPC of any method.
+func rawGRPCTo(t *testing.T, s *Server, method, contentType, authorization string, body io.Reader) answer {
+	t.Helper()
 	h2c := new(http.Protocols)
 	h2c.SetUnencryptedHTTP2(true)
 	client := &http.Client{Transport: &http.Transport{Protocols: h2c}}
 	defer client.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(t.Context(), "POST", "http://"+s.GRPCAddr().String()+pb.KVIndex_Match_FullMethodName, io.NopCloser(body))
+	req, err := http.NewRequestWithContext(t.Context(), "POST", "http://"+s.GRPCAddr().String()+method, io.NopCloser(body))
 	if err != nil {
 		t.Fatal(err)
 	}

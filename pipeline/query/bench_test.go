@@ -161,7 +161,7 @@ func BenchmarkJSON(b *testing.B) {
 				b.SetBytes(int64(len(body)))
 				b.ReportAllocs()
 				for b.Loop() {
-					if _, err := parseMatch(body); err != nil {
+					if _, err := parseMatch(body, Limits{}.withDefaults()); err != nil {
 						b.Fatal(err)
 					}
 				}

@@ -26,6 +26,7 @@ func (s *Server) newGRPC() *grpc.Server {
 	}
 	unary = append(unary, s.guardUnary)
 	opts := []grpc.ServerOption{
+		grpc.ForceServerCodecV2(newCodec(s.limits)),
 		grpc.InTapHandle(s.tapGRPC),
 		grpc.MaxHeaderListSize(uint32(s.limits.MaxHeaderBytes)),
 		grpc.ChainUnaryInterceptor(unary...),

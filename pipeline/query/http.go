@@ -135,7 +135,7 @@ func (s *Server) gated(then httpAnswer) httpAnswer {
 }
 
 func (s *Server) matchHTTP(_ http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
-	req, err := parseMatch(scratch.in.Bytes())
+	req, err := parseMatch(scratch.in.Bytes(), s.limits)
 	if err != nil {
 		return err
 	}
@@ -148,7 +148,7 @@ func (s *Server) matchHTTP(_ http.ResponseWriter, r *http.Request, scratch *http
 }
 
 func (s *Server) matchManyHTTP(_ http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
-	req, err := parseMatchMany(scratch.in.Bytes(), s.limits.MaxBatch)
+	req, err := parseMatchMany(scratch.in.Bytes(), s.limits)
 	if err != nil {
 		return err
 	}

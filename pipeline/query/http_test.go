@@ -187,8 +187,8 @@ func FuzzParseMatch(f *testing.F) {
 		if !utf8.Valid(body) {
 			return
 		}
-		got, err := parseMatch(body)
-		want, wantErr := new(matchJSON).parse(body)
+		got, err := parseMatch(body, Limits{}.withDefaults())
+		want, wantErr := new(matchJSON).parse(body, Limits{}.withDefaults())
 		if (err == nil) != (wantErr == nil) || !proto.Equal(got, want) {
 			t.Fatalf("got %v, %v, want %v, %v", got, err, want, wantErr)
 		}
@@ -218,8 +218,8 @@ func FuzzParseMatchMany(f *testing.F) {
 		f.Add([]byte(body))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		one, oneErr := parseMatch(body)
-		batch, err := parseMatchMany(slices.Concat([]byte(`{"requests":[`), body, []byte(`]}`)), 1)
+		one, oneErr := parseMatch(body, Limits{}.withDefaults())
+		batch, err := parseMatchMany(slices.Concat([]byte(`{"requests":[`), body, []byte(`]}`)), Limits{MaxBatch: 1}.withDefaults())
 		if oneErr == nil && strings.HasPrefix(strings.TrimSpace(string(body)), "{") {
 			if err != nil || len(batch.Requests) != 1 || !proto.Equal(batch.Requests[0], one) {
 				t.Fatalf("in a batch %v, %v, alone %v", batch, err, one)
@@ -230,7 +230,7 @@ func FuzzParseMatchMany(f *testing.F) {
 		if err != nil && status.Code(err) != codes.InvalidArgument {
 			t.Fatalf("refused with %v", err)
 		}
-		if _, err := parseMatchMany(body, 1); err != nil && status.Code(err) != codes.InvalidArgument {
+		if _, err := parseMatchMany(body, Limits{MaxBatch: 1}.withDefaults()); err != nil && status.Code(err) != codes.InvalidArgument {
 			t.Fatalf("refused with %v", err)
 		}
 	})

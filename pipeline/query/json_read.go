@@ -13,6 +13,7 @@ import (
 	"mime"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -24,29 +25,29 @@ import (
 
 // matchJSON is MatchRequest with the .proto file's names.
 type matchJSON struct {
-	Model        string       `json:"model"`
-	BlockSize    uint32       `json:"block_size"`
-	Tokens       tokensJSON   `json:"tokens"`
-	LocalHashes  hashesJSON   `json:"local_hashes"`
-	LoRA         string       `json:"lora"`
-	Salt         string       `json:"salt"`
-	MM           []multimodal `json:"mm"`
-	Workers      []string     `json:"workers"`
-	TopK         uint32       `json:"top_k"`
-	EarlyExit    bool         `json:"early_exit"`
-	AllowPartial bool         `json:"allow_partial"`
-	Hasher       string       `json:"hasher"`
-	MinDepth     uint32       `json:"min_depth_blocks"`
-	MinOffsets   offsetsJSON  `json:"min_offsets"`
-	FailOpen     bool         `json:"fail_open"`
-	TimeoutMs    uint32       `json:"timeout_ms"`
+	Model        string          `json:"model"`
+	BlockSize    uint32          `json:"block_size"`
+	Tokens       tokensJSON      `json:"tokens"`
+	LocalHashes  hashesJSON      `json:"local_hashes"`
+	LoRA         string          `json:"lora"`
+	Salt         string          `json:"salt"`
+	MM           json.RawMessage `json:"mm"`
+	Workers      []string        `json:"workers"`
+	TopK         uint32          `json:"top_k"`
+	EarlyExit    bool            `json:"early_exit"`
+	AllowPartial bool            `json:"allow_partial"`
+	Hasher       string          `json:"hasher"`
+	MinDepth     uint32          `json:"min_depth_blocks"`
+	MinOffsets   offsetsJSON     `json:"min_offsets"`
+	FailOpen     bool            `json:"fail_open"`
+	TimeoutMs    uint32          `json:"timeout_ms"`
 }
 
 // matchManyJSON is MatchManyRequest.
 type matchManyJSON struct {
-	Requests   []json.RawMessage `json:"requests"`
-	MinOffsets offsetsJSON       `json:"min_offsets"`
-	TimeoutMs  uint32            `json:"timeout_ms"`
+	Requests   json.RawMessage `json:"requests"`
+	MinOffsets offsetsJSON     `json:"min_offsets"`
+	TimeoutMs  uint32          `json:"timeout_ms"`
 }
 
 type multimodal struct {
@@ -92,8 +93,9 @@ func (s *Server) tooLarge() error {
 	return status.Errorf(codes.ResourceExhausted, "the body is above the limit of %d bytes", s.limits.MaxRequestBytes)
 }
 
-// parseMatchMany reads a batch of at most so many requests; nothing of body is kept.
-func parseMatchMany(body []byte, most int) (*pb.MatchManyRequest, error) {
+// parseMatchMany reads a batch; nothing of body is kept. What limits are for is counted
+// before it is made: an element is three bytes of a body and hundreds in memory.
+func parseMatchMany(body []byte, limits Limits) (*pb.MatchManyRequest, error) {
 	if !utf8.Valid(body) {
 		return nil, errNotUTF8
 	}
@@ -101,15 +103,21 @@ func parseMatchMany(body []byte, most int) (*pb.MatchManyRequest, error) {
 	if err := decodeJSON(body, &in); err != nil {
 		return nil, err
 	}
-	if n := len(in.Requests); n > most {
-		return nil, tooMany("requests", n, "requests", most)
+	if n := elements(in.Requests); n > limits.MaxBatch {
+		return nil, tooMany("requests", n, "requests", limits.MaxBatch)
+	}
+	var list struct {
+		Requests []json.RawMessage `json:"requests"`
+	}
+	if err := decodeField("requests", in.Requests, &list); err != nil {
+		return nil, err
 	}
 	batch := &pb.MatchManyRequest{MinOffsets: in.MinOffsets, TimeoutMs: in.TimeoutMs}
-	for i, raw := range in.Requests {
+	for i, raw := range list.Requests {
 		if raw[0] != '{' {
 			return nil, invalid("requests[%d]: %s is not an object", i, clip(raw))
 		}
-		req, err := parseOne(raw)
+		req, err := parseOne(raw, limits)
 		if err != nil {
 			return nil, invalid("requests[%d]: %s", i, status.Convert(err).Message())
 		}
@@ -120,26 +128,26 @@ func parseMatchMany(body []byte, most int) (*pb.MatchManyRequest, error) {
 
 var errNotUTF8 = invalid("the body is not UTF-8") // encoding/json would put other characters in their place
 
-// parseMatch reads a request; nothing of body is kept.
-func parseMatch(body []byte) (*pb.MatchRequest, error) {
+// parseMatch is parseMatchMany of one request.
+func parseMatch(body []byte, limits Limits) (*pb.MatchRequest, error) {
 	if !utf8.Valid(body) {
 		return nil, errNotUTF8
 	}
-	return parseOne(body)
+	return parseOne(body, limits)
 }
 
 // parseOne reads one request's object.
-func parseOne(body []byte) (*pb.MatchRequest, error) {
+func parseOne(body []byte, limits Limits) (*pb.MatchRequest, error) {
 	var in matchJSON
 	body, err := in.lift(body)
 	if err != nil {
 		return nil, invalid("%v", err)
 	}
-	return in.parse(body)
+	return in.parse(body, limits)
 }
 
 // parse reads what lift left.
-func (in *matchJSON) parse(body []byte) (*pb.MatchRequest, error) {
+func (in *matchJSON) parse(body []byte, limits Limits) (*pb.MatchRequest, error) {
 	if err := decodeJSON(body, in); err != nil {
 		return nil, err
 	}
@@ -160,10 +168,39 @@ func (in *matchJSON) parse(body []byte) (*pb.MatchRequest, error) {
 		FailOpen:       in.FailOpen,
 		TimeoutMs:      in.TimeoutMs,
 	}
-	for _, m := range in.MM {
+	if n := elements(in.MM); n > limits.MaxMultimodal {
+		return nil, tooMany("mm", n, "multimodal entries", limits.MaxMultimodal)
+	}
+	var list struct {
+		MM []multimodal `json:"mm"`
+	}
+	if err := decodeField("mm", in.MM, &list); err != nil {
+		return nil, err
+	}
+	for _, m := range list.MM {
 		req.Mm = append(req.Mm, &pb.Multimodal{Hash: uint64(m.Hash), Id: m.ID, FirstToken: m.FirstToken, Tokens: m.Tokens})
 	}
 	return req, nil
+}
+
+// elements counts those of a valid list; what is none has none.
+func elements(list json.RawMessage) (n int) {
+	if len(list) == 0 || list[0] != '[' {
+		return 0
+	}
+	for at := skipSpace(list[1:]); len(at) > 0 && at[0] != ']'; n++ {
+		at = bytes.TrimPrefix(skipValue(at), comma)
+	}
+	return n
+}
+
+// decodeField reads a field's value into the object v that has this field alone, so
+// that errors name it.
+func decodeField(name string, value json.RawMessage, v any) error {
+	if value == nil {
+		return nil
+	}
+	return decodeJSON(slices.Concat([]byte(`{"`+name+`":`), value, []byte(`}`)), v)
 }
 
 // decodeJSON reads one object and nothing else, with no field that is not v's.
