@@ -5,6 +5,7 @@ package query
 import (
 	"context"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc/status"
 
@@ -28,11 +29,17 @@ func (s *Service) MatchMany(ctx context.Context, batch *pb.MatchManyRequest) (*p
 		return nil, err
 	}
 	m := s.scratch.Get().(*matcher)
-	defer s.scratch.Put(m)
 	m.look()
-	results := make([]pb.MatchResult, len(batch.Requests))
+	resp, err := s.matchEach(ctx, m, batch.Requests, due, late)
+	s.scratch.Put(m) // not after a panic, as in Match
+	return resp, err
+}
+
+// matchEach answers the requests of a batch.
+func (s *Service) matchEach(ctx context.Context, m *matcher, requests []*pb.MatchRequest, due time.Time, late []string) (*pb.MatchManyResponse, error) {
+	results := make([]pb.MatchResult, len(requests))
 	resp := &pb.MatchManyResponse{Results: make([]*pb.MatchResult, len(results))}
-	for i, req := range batch.Requests {
+	for i, req := range requests {
 		resp.Results[i] = &results[i]
 		err := s.checkInBatch(req)
 		if err == nil {

@@ -73,9 +73,9 @@ func (s *Service) Match(ctx context.Context, req *pb.MatchRequest) (*pb.MatchRes
 		return nil, err
 	}
 	m := s.scratch.Get().(*matcher)
-	defer s.scratch.Put(m)
 	m.look()
 	resp, err := s.match(ctx, m, req, due, late)
+	s.scratch.Put(m) // not after a panic: a search that was left half-way has depths in it
 	if err == nil && s.traced {
 		describe(ctx, req, resp)
 	}
