@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -78,14 +79,28 @@ func (s *Server) guardUnary(ctx context.Context, req any, info *grpc.UnaryServer
 	return next(ctx, req)
 }
 
-// guardStream turns a panic of a stream (health, reflection) into its end.
-func (s *Server) guardStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = s.panicked(info.FullMethod, p)
-		}
-	}()
-	return next(srv, stream)
+// guardStream turns a panic of a stream into its end. Those that know nothing of our
+// shutting down, which is reflection's, end with it: a graceful stop would wait for them.
+func (s *Server) guardStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	guarded := func() (err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				err = s.panicked(info.FullMethod, p)
+			}
+		}()
+		return next(srv, stream)
+	}
+	if info.FullMethod == pb.KVIndex_MatchStream_FullMethodName || strings.HasPrefix(info.FullMethod, healthPrefix) {
+		return guarded()
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- guarded() }()
+	select {
+	case err := <-ended:
+		return err
+	case <-s.draining:
+		return status.Error(codes.Unavailable, "the server is draining")
+	}
 }
 
 func methodOf(full string) (method, bool) {

@@ -263,3 +263,26 @@ func TestWorkersAndStatus(t *testing.T) {
 		t.Errorf("status over gRPC: %s", got)
 	}
 }
+
+// A stream that a tool has left open does not hold up the shutdown.
+func TestReflectionEndsWithTheServer(t *testing.T) {
+	s := serve(t, fleet(t), Config{})
+	stream, err := reflectpb.NewServerReflectionClient(connect(t, s)).ServerReflectionInfo(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := stream.Send(&reflectpb.ServerReflectionRequest{MessageRequest: &reflectpb.ServerReflectionRequest_ListServices{}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+	defer cancel()
+	if err := s.Shutdown(ctx); err != nil {
+		t.Errorf("shutdown: %v", err)
+	}
+	if _, err := stream.Recv(); status.Code(err) != codes.Unavailable {
+		t.Errorf("the stream ends with %v", err)
+	}
+}
