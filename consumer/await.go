@@ -22,15 +22,18 @@ type waiter struct {
 	applied chan struct{} // closed once it is
 }
 
-// Applied reports whether the record at offset, and every one before it, has been
-// applied and not been dropped since.
-func (p *Partition) Applied(offset int64) bool {
+// AppliedTo returns the offset before which every record has been applied and has not
+// been dropped since. While the partition is being restored that is 0.
+func (p *Partition) AppliedTo() int64 {
 	switch p.State() {
 	case CatchingUp, Live:
-		return p.position.Load() > offset
+		return p.position.Load()
 	}
-	return false
+	return 0
 }
+
+// Applied reports whether the record at offset is before AppliedTo.
+func (p *Partition) Applied(offset int64) bool { return p.AppliedTo() > offset }
 
 // AwaitApplied waits for Applied until the context ends, whose error it returns then.
 func (p *Partition) AwaitApplied(ctx context.Context, offset int64) error {

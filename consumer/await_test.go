@@ -123,3 +123,15 @@ func BenchmarkMoved(b *testing.B) {
 		})
 	}
 }
+
+// What a partition had applied before it was dropped says nothing of what a restore has
+// loaded so far.
+func TestAppliedToWhileRestoring(t *testing.T) {
+	p := new(Partition)
+	for s, want := range map[State]int64{Restoring: 0, CatchingUp: 1000, Live: 1000} {
+		p.at(s, 1000)
+		if got := p.AppliedTo(); got != want || p.Applied(999) != (want > 0) {
+			t.Errorf("%v: applied to %d, want %d", s, got, want)
+		}
+	}
+}

@@ -55,8 +55,8 @@ func (s *Stage) Now() time.Time { return time.Now() }
 // Positions implements query.Source.
 func (s *Stage) Positions(dst []query.Position) []query.Position {
 	for _, p := range s.consumer.Partitions() {
-		pos := query.Position{Next: p.Position()}
-		if lag := p.End() - pos.Next; lag > s.cfg.ReadyLag {
+		pos := query.Position{Next: p.AppliedTo()} // the position of what was dropped says nothing of what is loaded
+		if lag := p.End() - pos.Next; p.State() == consumer.Live && lag > s.cfg.ReadyLag {
 			pos.Behind = lag
 		}
 		dst = append(dst, pos)
