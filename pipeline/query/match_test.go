@@ -434,3 +434,17 @@ func TestMatchAllocates(t *testing.T) {
 		})
 	}
 }
+
+// Tokens that are more than fit are as many as fit, and not what is left over.
+func TestDepthOfHugeBlocks(t *testing.T) {
+	f := newFake()
+	f.models[0].BlockSize = 1 << 30
+	f.holds(t, "w", 0, []index.LocalHash{1, 2, 3, 4, 5}, WorkerState{})
+	resp, err := NewService(f, Limits{}).Match(t.Context(), &pb.MatchRequest{Model: "m", LocalHashes: []uint64{1, 2, 3, 4, 5}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m := resp.Matches[0]; m.DepthBlocks != 5 || m.DepthTokens != 1<<32-1 || m.DepthExternalTokens != 1<<32-1 {
+		t.Errorf("got %v", m)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -281,9 +282,10 @@ func (m *matcher) answer(model Model) *pb.MatchResponse {
 	return resp
 }
 
-// depth returns a depth in blocks and in tokens.
+// depth returns a depth in blocks and in tokens, of which there are no more than fit:
+// workers may say that their blocks are of any size.
 func (m *Model) depth(n int) (blocks, tokens uint32) {
-	return uint32(n), uint32(n * m.BlockSize)
+	return uint32(n), uint32(min(n*m.BlockSize, math.MaxUint32))
 }
 
 // describe puts the query on its span.
