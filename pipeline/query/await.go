@@ -38,6 +38,9 @@ func (s *Service) await(ctx context.Context, records map[int32]int64, due time.T
 	if len(records) == 0 {
 		return nil, nil
 	}
+	if n := len(records); n > s.limits.MaxOffsets { // each may be named in each answer
+		return nil, tooMany("min_offsets", n, "partitions", s.limits.MaxOffsets)
+	}
 	waits := false
 	for p, offset := range records {
 		if offset < 0 {

@@ -177,3 +177,26 @@ func TestBehindIsSaid(t *testing.T) {
 		}
 	}
 }
+
+// Records of partitions that nobody knows are bounded: each would be named in each
+// answer of a batch.
+func TestTooManyOffsets(t *testing.T) {
+	f := fleet(t)
+	f.setReady(Readiness{Missing: []string{"kv-events: waiting for the topic"}})
+	s := serve(t, f, Config{Limits: Limits{MaxOffsets: 3}})
+	records := map[int32]int64{0: 1, 100: 1, 101: 1, 102: 1}
+	req := &pb.MatchRequest{Model: "m", Tokens: prompt, FailOpen: true}
+	const want = "min_offsets: 4 partitions are above the limit of 3"
+	for _, a := range manyAskers(t, s) {
+		_, err := a.ask(&pb.MatchManyRequest{Requests: []*pb.MatchRequest{req}, MinOffsets: records})
+		if status.Code(err) != codes.InvalidArgument || status.Convert(err).Message() != want {
+			t.Errorf("%s, a batch: %v", a.name, err)
+		}
+	}
+	for _, a := range askers(t, s) {
+		_, err := a.ask(&pb.MatchRequest{Model: "m", Tokens: prompt, FailOpen: true, MinOffsets: records})
+		if status.Code(err) != codes.InvalidArgument || status.Convert(err).Message() != want {
+			t.Errorf("%s: %v", a.name, err)
+		}
+	}
+}

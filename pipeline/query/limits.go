@@ -17,6 +17,7 @@ type Limits struct {
 	MaxNameBytes         int           // of lora and of salt, which are hashed with every block; default 1,024
 	MaxMultimodal        int           // entries of mm, which every block looks through; default 256
 	MaxWorkersFilter     int           // entries of workers; default 4,096
+	MaxOffsets           int           // entries of min_offsets; default 1,024
 	MaxBatch             int           // requests in a batch; default 256
 	MaxBatchMatches      int           // matches in a batch's answers; default 65,536
 	MaxWaiting           int           // queries that wait for min_offsets at a time; default 1,024
@@ -45,6 +46,7 @@ func (l Limits) Validate() error {
 		{"max name bytes", l.MaxNameBytes < 0},
 		{"max multimodal entries", l.MaxMultimodal < 0},
 		{"max workers filter", l.MaxWorkersFilter < 0},
+		{"max offsets", l.MaxOffsets < 0},
 		{"max batch", l.MaxBatch < 0},
 		{"max batch matches", l.MaxBatchMatches < 0},
 		{"max waiting", l.MaxWaiting < 0},
@@ -71,6 +73,7 @@ func (l Limits) withDefaults() Limits {
 	setDefault(&l.MaxNameBytes, 1024)
 	setDefault(&l.MaxMultimodal, 256)
 	setDefault(&l.MaxWorkersFilter, 4096)
+	setDefault(&l.MaxOffsets, 1024)
 	setDefault(&l.MaxBatch, 256)
 	setDefault(&l.MaxBatchMatches, 65536)
 	setDefault(&l.MaxWaiting, 1024)
