@@ -67,18 +67,9 @@ func notHere(why string) httpAnswer {
 // dropinAnswer works out what was read and leaves its answer's JSON in s.out.
 type dropinAnswer func(r *http.Request, in *dropinRequest, s *httpScratch) error
 
-// asks reads a request of these fields, of the API that m is of, and answers it.
+// asks reads a request of these fields, of the API that m is of, and answers it. Like
+// Match it needs a place, if only because of its body.
 func (s *Server) asks(m method, fields dropinFields, answer dropinAnswer) httpAnswer {
-	return func(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
-		if err := s.readBody(w, r, &scratch.in); err != nil {
-			return err
-		}
-		return s.parseAndAnswer(r, scratch, m, fields, answer)
-	}
-}
-
-// queries is asks of what ends in a Match: it passes the gate as that does.
-func (s *Server) queries(m method, fields dropinFields, answer dropinAnswer) httpAnswer {
 	return s.gated(func(_ http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
 		return s.parseAndAnswer(r, scratch, m, fields, answer)
 	})

@@ -25,8 +25,8 @@ const dynamoBase = "/dynamo"
 func (s *Server) mountDynamo(mux *http.ServeMux) {
 	const replicas = "replicas are fed by Kafka, each by itself: there are no peers to register"
 	s.mount(mux, dynamoBase, []dropinRoute{
-		{dynamoMethod, http.MethodPost, "/query", s.queries(dynamoMethod, dynamoQueryFields, s.dynamoQuery)},
-		{dynamoMethod, http.MethodPost, "/query_by_hash", s.queries(dynamoMethod, dynamoHashFields, s.dynamoByHash)},
+		{dynamoMethod, http.MethodPost, "/query", s.asks(dynamoMethod, dynamoQueryFields, s.dynamoQuery)},
+		{dynamoMethod, http.MethodPost, "/query_by_hash", s.asks(dynamoMethod, dynamoHashFields, s.dynamoByHash)},
 		{dropinMethod, http.MethodGet, "/workers", s.dynamoWorkers},
 		{dropinMethod, http.MethodGet, "/dump", s.dynamoDump},
 		{dropinMethod, http.MethodPost, "/register", s.asks(dynamoMethod, dynamoRegisterFields, s.dynamoRegister)},

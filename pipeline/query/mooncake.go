@@ -15,8 +15,8 @@ const mooncakeBase = "/mooncake"
 
 func (s *Server) mountMooncake(mux *http.ServeMux) {
 	s.mount(mux, mooncakeBase, []dropinRoute{
-		{mooncakeMethod, http.MethodPost, "/query", s.queries(mooncakeMethod, mooncakeQueryFields, s.mooncakeQuery)},
-		{mooncakeMethod, http.MethodPost, "/query_by_hash", s.queries(mooncakeMethod, mooncakeHashFields, s.mooncakeByHash)},
+		{mooncakeMethod, http.MethodPost, "/query", s.asks(mooncakeMethod, mooncakeQueryFields, s.mooncakeQuery)},
+		{mooncakeMethod, http.MethodPost, "/query_by_hash", s.asks(mooncakeMethod, mooncakeHashFields, s.mooncakeByHash)},
 		{dropinMethod, http.MethodPost, "/register", s.asks(mooncakeMethod, mooncakeRegisterFields, s.mooncakeRegister)},
 		{dropinMethod, http.MethodPost, "/unregister", s.asks(mooncakeMethod, mooncakeRegisterFields, s.mooncakeUnregister)},
 		{dropinMethod, http.MethodGet, "/health", always(`{"alive":true}`)},
