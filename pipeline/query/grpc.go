@@ -79,9 +79,21 @@ func (s *Server) guardUnary(ctx context.Context, req any, info *grpc.UnaryServer
 	return next(ctx, req)
 }
 
-// guardStream turns a panic of a stream into its end. Those that know nothing of our
-// shutting down, which is reflection's, end with it: a graceful stop would wait for them.
+// guardStream bounds how many streams are open, and turns a panic of one into its end.
+// Those that know nothing of our shutting down, which is reflection's, end with it: a
+// graceful stop would wait for them.
 func (s *Server) guardStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+	match := info.FullMethod == pb.KVIndex_MatchStream_FullMethodName
+	open := &s.otherStreams // which may need no token: they shall keep no query out
+	if match {
+		open = &s.matchStreams
+	}
+	defer open.Add(-1)
+	if open.Add(1) > int64(s.limits.MaxStreams) {
+		err := status.Errorf(codes.ResourceExhausted, "busy: %d streams are open: ask another instance, or again later", s.limits.MaxStreams)
+		s.refuse(overGRPC, tooManyStreams, peerOf(stream.Context()), err)
+		return err
+	}
 	guarded := func() (err error) {
 		defer func() {
 			if p := recover(); p != nil {
@@ -90,7 +102,7 @@ func (s *Server) guardStream(srv any, stream grpc.ServerStream, info *grpc.Strea
 		}()
 		return next(srv, stream)
 	}
-	if info.FullMethod == pb.KVIndex_MatchStream_FullMethodName || strings.HasPrefix(info.FullMethod, healthPrefix) {
+	if match || strings.HasPrefix(info.FullMethod, healthPrefix) {
 		return guarded()
 	}
 	ended := make(chan error, 1)

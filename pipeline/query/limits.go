@@ -23,6 +23,7 @@ type Limits struct {
 	MaxWaiting           int           // queries that wait for min_offsets at a time; default 1,024
 	Deadline             time.Duration // for a request's work, if its caller set no nearer one, and for its arrival, if others need its place; default 1 s
 	MaxConcurrentStreams uint32        // requests at a time on one gRPC connection; default 1,024
+	MaxStreams           int           // MatchStreams open at once, and as many of all others, on all connections; default 4,096
 
 	MaxConcurrent  int           // queries worked on at once; default twice GOMAXPROCS
 	MaxQueue       int           // queries that arrive and wait behind them; default 16 times MaxConcurrent
@@ -51,6 +52,7 @@ func (l Limits) Validate() error {
 		{"max batch matches", l.MaxBatchMatches < 0},
 		{"max waiting", l.MaxWaiting < 0},
 		{"deadline", l.Deadline < 0},
+		{"max streams", l.MaxStreams < 0},
 		{"max concurrent", l.MaxConcurrent < 0},
 		{"max queue", l.MaxQueue < 0},
 		{"queue timeout", l.QueueTimeout < 0},
@@ -79,6 +81,7 @@ func (l Limits) withDefaults() Limits {
 	setDefault(&l.MaxWaiting, 1024)
 	setDefault(&l.Deadline, time.Second)
 	setDefault(&l.MaxConcurrentStreams, 1024)
+	setDefault(&l.MaxStreams, 4096)
 	setDefault(&l.MaxConcurrent, 2*runtime.GOMAXPROCS(0))
 	setDefault(&l.MaxQueue, 16*l.MaxConcurrent)
 	setDefault(&l.QueueTimeout, 100*time.Millisecond)

@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
@@ -305,4 +306,42 @@ func TestStreamSpans(t *testing.T) {
 			t.Errorf("span %d: %s under %s with %v, want one under %s", i, ended[i].Name(), p.SpanID(), ended[i].Attributes(), want)
 		}
 	}
+}
+
+// There are so many streams on all connections, and others keep no query out.
+func TestTooManyStreams(t *testing.T) {
+	cfg := measured(t)
+	cfg.Limits.MaxStreams = 2
+	s := serve(t, fleet(t), cfg)
+	watch := func() error {
+		stream, err := healthpb.NewHealthClient(connect(t, s)).Watch(t.Context(), &healthpb.HealthCheckRequest{})
+		if err != nil {
+			return err
+		}
+		_, err = stream.Recv()
+		return err
+	}
+	var open []streamClient
+	match := func() error {
+		stream := openStream(t, t.Context(), s)
+		sendOn(t, stream, 1, &pb.MatchRequest{Model: "m", Tokens: prompt})
+		_, err := stream.Recv()
+		open = append(open, stream)
+		return err
+	}
+	for name, ask := range map[string]func() error{"watch": watch, "match": match} {
+		for i := range 3 {
+			err := ask()
+			if i < 2 && err != nil || i == 2 && (status.Code(err) != codes.ResourceExhausted || status.Convert(err).Message() != "busy: 2 streams are open: ask another instance, or again later") {
+				t.Errorf("%s %d: %v", name, i, err)
+			}
+		}
+	}
+	if got := metricOf(t, s, refusedMetric("grpc", "streams")); got != "2" {
+		t.Errorf("%s were counted", got)
+	}
+	if err := open[0].CloseSend(); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "there is room for another", func() bool { return match() == nil })
 }

@@ -25,13 +25,14 @@ const (
 	tokenExpired
 	noCertificate
 	tooManyConnections
+	tooManyStreams
 	slowReader
 	slowSender
 	noHandshake
 	refusals
 )
 
-var refusalNames = [refusals]string{"queue_full", "queue_timeout", "waiting", "unauthenticated", "token_expired", "no_certificate", "connections", "slow_reader", "slow_sender", "tls_handshake"}
+var refusalNames = [refusals]string{"queue_full", "queue_timeout", "waiting", "unauthenticated", "token_expired", "no_certificate", "connections", "streams", "slow_reader", "slow_sender", "tls_handshake"}
 
 // tellEvery is the least time between two log lines about one kind of refusal.
 const tellEvery = 10 * time.Second

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -49,6 +50,8 @@ type Server struct {
 	recheck time.Duration  // how long a stream may go on after its token has expired
 	log     *slog.Logger
 	dumping sync.Mutex // held by the one dump that may be under way
+
+	matchStreams, otherStreams atomic.Int64 // open
 
 	drainOnce sync.Once
 	draining  chan struct{} // closed when shutdown begins
