@@ -18,7 +18,10 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"kvindex/pipeline/query/client"
 	pb "kvindex/pipeline/query/kvindexpb"
+	"kvindex/pipeline/secure"
+	"kvindex/pipeline/secure/securetest"
 )
 
 type streamClient = grpc.BidiStreamingClient[pb.MatchStreamRequest, pb.MatchStreamResponse]
@@ -344,4 +347,44 @@ func TestTooManyStreams(t *testing.T) {
 		t.Error(err)
 	}
 	eventually(t, "there is room for another", func() bool { return match() == nil })
+}
+
+// A client whose token has been exchanged in time does not notice that its stream ends
+// with the old one.
+func TestClientOutlivesItsToken(t *testing.T) {
+	const before, after = "the-token-of-before", "the-token-of-after"
+	dir := t.TempDir()
+	known, mine := filepath.Join(dir, "known"), filepath.Join(dir, "mine")
+	securetest.WriteFile(t, known, before+"\n"+after+"\n")
+	securetest.WriteFile(t, mine, before+"\n")
+	f := fleet(t)
+	cfg := measured(t)
+	cfg.TokenFile, cfg.OpenMetrics, cfg.Limits.Deadline = known, true, time.Minute
+	s := serve(t, f, cfg)
+	s.recheck = 10 * time.Millisecond
+	c, err := client.New(client.Config{Replicas: []string{s.GRPCAddr().String()}, Streams: 1, DialOptions: (&secure.Client{TokenFile: mine}).DialOptions()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if _, err := c.Match(t.Context(), wants(9)); err != nil {
+		t.Fatal(err)
+	}
+	securetest.WriteFile(t, mine, after+"\n")
+	asked := make(chan error, 1)
+	go func() { // on the stream of before
+		_, err := c.Match(t.Context(), wants(10))
+		asked <- err
+	}()
+	eventually(t, "the query waits", func() bool { return s.service.waiting.Load() == 1 })
+	written := time.Now()
+	eventually(t, "the client looks at its file again", func() bool { return time.Since(written) > 1200*time.Millisecond })
+	securetest.WriteFile(t, known, after+"\n")
+	eventually(t, "the old token is not known any more", func() bool { return s.tokens.Check("Bearer "+before) != nil })
+	eventually(t, "the old stream has ended", func() bool { return metricOf(t, s, refusedMetric("grpc", "unauthenticated")) == "1" })
+	eventually(t, "the query waits on another", func() bool { return s.matchStreams.Load() == 1 && s.service.waiting.Load() == 1 })
+	f.apply(1)
+	if err := <-asked; err != nil {
+		t.Error(err)
+	}
 }

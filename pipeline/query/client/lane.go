@@ -155,7 +155,7 @@ func (l *lane) open(ctx context.Context) (_ grpc.BidiStreamingClient[pb.MatchStr
 // receive hands a stream's answers to their callers until it ends.
 func (l *lane) receive(stream grpc.BidiStreamingClient[pb.MatchStreamRequest, pb.MatchStreamResponse], end func()) {
 	defer end()
-	for {
+	for answered := false; ; answered = true {
 		resp, err := stream.Recv()
 		l.mu.Lock()
 		if err == nil && (len(l.pending) == 0 || l.pending[0].id != resp.Id) {
@@ -165,8 +165,13 @@ func (l *lane) receive(stream grpc.BidiStreamingClient[pb.MatchStreamRequest, pb
 			left := l.pending
 			l.pending, l.stream = nil, nil
 			l.mu.Unlock()
+			expired := answered && status.Code(err) == codes.Unauthenticated
 			for _, c := range left {
-				l.finish(c, nil, lost(err))
+				if expired { // the token that the stream began with; the next has that of now
+					l.queue <- c
+				} else {
+					l.finish(c, nil, lost(err))
+				}
 			}
 			return
 		}
