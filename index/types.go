@@ -70,7 +70,7 @@ func ParseHasher(name string) (Hasher, error) {
 			return Hasher(i), nil
 		}
 	}
-	return 0, fmt.Errorf("unknown hasher %q: want one of %s", name, strings.Join(hasherNames[:], ", "))
+	return 0, fmt.Errorf("unknown hasher %.32q: want one of %s", name, strings.Join(hasherNames[:], ", "))
 }
 
 // Stored says that a worker-rank now holds a chain of consecutive blocks.

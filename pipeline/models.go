@@ -115,10 +115,10 @@ func (m *models) resolve(name string, blockSize int, hasher string) (query.Model
 		found = x
 	}
 	if have != nil {
-		return query.Model{}, fmt.Errorf("%w %q: there are %s", query.ErrAmbiguousModel, name, strings.Join(have, ", "))
+		return query.Model{}, fmt.Errorf("%w %.256q: there are %s", query.ErrAmbiguousModel, name, strings.Join(have, ", "))
 	}
 	if found == nil {
-		return query.Model{}, fmt.Errorf("%w %q", query.ErrUnknownModel, name)
+		return query.Model{}, fmt.Errorf("%w %.256q", query.ErrUnknownModel, name) // many clients take 8 KiB of trailers
 	}
 	return *found, nil
 }

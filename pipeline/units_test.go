@@ -313,3 +313,19 @@ func TestCountersAreNamed(t *testing.T) {
 		t.Errorf("%d counted, want 3", got)
 	}
 }
+
+// The text about a model or a hasher that a caller made up fits into the trailers that
+// clients take, 8 KiB.
+func TestErrorsAboutLongNames(t *testing.T) {
+	long := strings.Repeat("\x01", 1<<20)
+	_, unknown := newModels(&Config{MaxModels: 1}).resolve(long, 0, "")
+	_, hasher := index.ParseHasher(long)
+	for _, err := range []error{unknown, hasher} {
+		if n := len(err.Error()); n > 4096 {
+			t.Errorf("%d bytes: %.60s", n, err)
+		}
+	}
+	if !errors.Is(unknown, query.ErrUnknownModel) {
+		t.Error(unknown)
+	}
+}
