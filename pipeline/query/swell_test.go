@@ -75,7 +75,7 @@ func TestSwellingBodies(t *testing.T) {
 			if got != c.want {
 				t.Errorf("got %v, want %v", got, c.want)
 			}
-			if used := after.TotalAlloc - before.TotalAlloc; used > 64<<20 {
+			if used := after.TotalAlloc - before.TotalAlloc; used > 96<<20 { // the body is copied a few times
 				t.Errorf("%d MiB were allocated", used>>20)
 			}
 		})
