@@ -235,3 +235,38 @@ func FuzzParseMatchMany(f *testing.F) {
 		}
 	})
 }
+
+// Nothing that a body says is lost in silence.
+func TestFieldsThatAreThereTwice(t *testing.T) {
+	s := serve(t, fleet(t), Config{})
+	for body, want := range map[string]string{
+		`{"model":"m","tokens":[1,2,3,4],"salt":"a","salt":""}`:                                                        "salt is there twice",
+		`{"model":"m","tokens":[1,2,3,4],"tokens":null}`:                                                               "tokens is there twice",
+		`{"model":"m","tokens":[1,2,3,4],"s\u0061lt":"a","salt":"b"}`:                                                  "salt is there twice",
+		`{"model":"m","tokens":[1,2,3,4],"Salt":"a"}`:                                                                  `unknown field "Salt": "salt" is meant, it seems`,
+		`{"model":"m","TOKENS":[1,2,3,4]}`:                                                                             `unknown field "TOKENS": "tokens" is meant, it seems`,
+		`{"model":"m","tokens":[1,2,3,4],"mm":[{"hash":1,"tokens":1},{"hash":1,"first_token":1,"tokens":1,"hash":2}]}`: "mm[1]: hash is there twice",
+		`{"model":"m","tokens":[1,2,3,4],"mm":[{"Hash":1,"tokens":1}]}`:                                                `mm[0]: unknown field "Hash": "hash" is meant, it seems`,
+	} {
+		if code, text := post(t, s, body); code != http.StatusBadRequest || messageOf(t, text) != want {
+			t.Errorf("%s: %d %s", body, code, text)
+		}
+		if code, text := postMany(t, s, `{"requests":[`+body+`]}`); code != http.StatusBadRequest || messageOf(t, text) != "requests[0]: "+want {
+			t.Errorf("%s in a batch: %d %s", body, code, text)
+		}
+	}
+	for body, want := range map[string]string{
+		`{"requests":[{"model":"m","tokens":[1]}],"timeout_ms":1,"timeout_ms":2}`: "timeout_ms is there twice",
+		`{"requests":[],"Requests":[{"model":"m","tokens":[1]}]}`:                 `unknown field "Requests": "requests" is meant, it seems`,
+	} {
+		if code, text := postMany(t, s, body); code != http.StatusBadRequest || messageOf(t, text) != want {
+			t.Errorf("%s: %d %s", body, code, text)
+		}
+	}
+}
+
+func messageOf(t *testing.T, body string) string {
+	t.Helper()
+	_, message := errorOf(t, body)
+	return message
+}

@@ -103,6 +103,9 @@ func parseMatchMany(body []byte, limits Limits) (*pb.MatchManyRequest, error) {
 	if err := decodeJSON(body, &in); err != nil {
 		return nil, err
 	}
+	if err := checkNames(body, matchManyNames); err != nil {
+		return nil, err
+	}
 	if n := elements(in.Requests); n > limits.MaxBatch {
 		return nil, tooMany("requests", n, "requests", limits.MaxBatch)
 	}
@@ -151,6 +154,9 @@ func (in *matchJSON) parse(body []byte, limits Limits) (*pb.MatchRequest, error)
 	if err := decodeJSON(body, in); err != nil {
 		return nil, err
 	}
+	if err := checkNames(body, matchNames); err != nil {
+		return nil, err
+	}
 	req := &pb.MatchRequest{
 		Model:          in.Model,
 		BlockSize:      in.BlockSize,
@@ -177,7 +183,13 @@ func (in *matchJSON) parse(body []byte, limits Limits) (*pb.MatchRequest, error)
 	if err := decodeField("mm", in.MM, &list); err != nil {
 		return nil, err
 	}
-	for _, m := range list.MM {
+	at := in.MM
+	for i, m := range list.MM {
+		at = skipSpace(at[1:]) // what is before the element
+		if err := checkNames(at, multimodalNames); err != nil {
+			return nil, invalid("mm[%d]: %s", i, status.Convert(err).Message())
+		}
+		at = skipValue(at)
 		req.Mm = append(req.Mm, &pb.Multimodal{Hash: uint64(m.Hash), Id: m.ID, FirstToken: m.FirstToken, Tokens: m.Tokens})
 	}
 	return req, nil
