@@ -11,7 +11,6 @@ import (
 	"math"
 	"slices"
 	"strings"
-	"unicode/utf8"
 )
 
 // dropinRequest is what a request of any of those APIs can say.
@@ -37,8 +36,8 @@ const maxUnknown = 64
 // read reads the object that is body, of which nothing is kept, and returns the names
 // of the fields that it does not know.
 func (in *dropinRequest) read(body []byte, fields dropinFields) (unknown []string, err error) {
-	if !utf8.Valid(body) {
-		return nil, invalid("the body is not UTF-8")
+	if !exactText(body) {
+		return nil, errNotUTF8
 	}
 	at := skipSpace(body)
 	if len(at) == 0 {

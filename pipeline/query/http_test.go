@@ -270,3 +270,18 @@ func messageOf(t *testing.T, body string) string {
 	_, message := errorOf(t, body)
 	return message
 }
+
+// Half a character is no text: encoding/json would make one salt of all such.
+func TestHalfACharacter(t *testing.T) {
+	for text, ok := range map[string]bool{`\ud83d\ude00`: true, `\\ud800`: true, `\u00e4\n`: true, `\ud800`: false, `\udc00\ud800`: false, `\ud800\ud800`: false, `\ud800x`: false, `a\\\ud800`: false} {
+		for _, body := range []string{`{"model":"m","tokens":[1],"salt":"` + text + `"}`, `{"model":"m","token_ids":[1],"cache_salt":"` + text + `"}`} {
+			_, err := parseMatch([]byte(body), Limits{}.withDefaults())
+			if strings.Contains(body, "token_ids") {
+				_, err = new(dropinRequest).read([]byte(body), mooncakeQueryFields)
+			}
+			if (err == nil) != ok || err != nil && err != errNotUTF8 {
+				t.Errorf("%s: %v", body, err)
+			}
+		}
+	}
+}

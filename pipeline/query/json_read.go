@@ -14,7 +14,9 @@ import (
 	"net/http"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode/utf16"
 	"unicode/utf8"
 
 	"google.golang.org/grpc/codes"
@@ -96,7 +98,7 @@ func (s *Server) tooLarge() error {
 // parseMatchMany reads a batch; nothing of body is kept. What limits are for is counted
 // before it is made: an element is three bytes of a body and hundreds in memory.
 func parseMatchMany(body []byte, limits Limits) (*pb.MatchManyRequest, error) {
-	if !utf8.Valid(body) {
+	if !exactText(body) {
 		return nil, errNotUTF8
 	}
 	var in matchManyJSON
@@ -129,11 +131,46 @@ func parseMatchMany(body []byte, limits Limits) (*pb.MatchManyRequest, error) {
 	return batch, nil
 }
 
-var errNotUTF8 = invalid("the body is not UTF-8") // encoding/json would put other characters in their place
+var errNotUTF8 = invalid("the body is not UTF-8, or has half a character in an escape") // encoding/json would put other characters in their place
+
+// exactText reports whether a body is UTF-8 and has no escape of half a character in it.
+func exactText(body []byte) bool {
+	if !utf8.Valid(body) {
+		return false
+	}
+	for at := body; ; {
+		i := bytes.IndexByte(at, '\\')
+		if i < 0 || len(at) < i+2 {
+			return true
+		}
+		if at = at[i:]; at[1] != 'u' || len(at) < 6 {
+			at = at[2:]
+			continue
+		}
+		first := escaped(at)
+		at = at[6:]
+		if !utf16.IsSurrogate(first) {
+			continue
+		}
+		if len(at) < 6 || at[0] != '\\' || at[1] != 'u' || utf16.DecodeRune(first, escaped(at)) == utf8.RuneError {
+			return false
+		}
+		at = at[6:]
+	}
+}
+
+// escaped reads four hexadecimal digits after \u; what is none is not JSON either.
+func escaped(at []byte) rune {
+	v, err := strconv.ParseUint(string(at[2:6]), 16, 16)
+	if err != nil {
+		return 0
+	}
+	return rune(v)
+}
 
 // parseMatch is parseMatchMany of one request.
 func parseMatch(body []byte, limits Limits) (*pb.MatchRequest, error) {
-	if !utf8.Valid(body) {
+	if !exactText(body) {
 		return nil, errNotUTF8
 	}
 	return parseOne(body, limits)
