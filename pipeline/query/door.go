@@ -16,6 +16,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -28,82 +29,96 @@ import (
 
 var healthPrefix = "/" + healthpb.Health_ServiceDesc.ServiceName + "/"
 
-// unary are our methods with one request and one answer.
-var unary = func() map[string]bool {
-	m := map[string]bool{}
-	for _, d := range pb.KVIndex_ServiceDesc.Methods {
-		m["/"+pb.KVIndex_ServiceDesc.ServiceName+"/"+d.MethodName] = true
-	}
-	return m
-}()
-
-// tapGRPC runs as soon as a request's headers are there. It must not block.
-func (s *Server) tapGRPC(ctx context.Context, info *tap.Info) (context.Context, error) {
-	if strings.HasPrefix(info.FullMethodName, healthPrefix) {
-		return ctx, nil
-	}
-	if s.tokens != nil {
-		var header string
-		if v := info.Header.Get("authorization"); len(v) > 0 {
-			header = v[0]
-		}
-		if err := s.tokens.Check(header); err != nil {
-			s.refuse(overGRPC, tokenRefusal(err), peerOf(ctx), err)
-			return ctx, status.Error(codes.Unauthenticated, err.Error())
-		}
-	}
-	if !unary[info.FullMethodName] {
-		return ctx, nil
-	}
-	m, _ := methodOf(info.FullMethodName)
-	return s.arriving(ctx, m)
+// arriving is the context of a request whose message is on its way: it can be ended
+// as if the caller's time were over, which is the code that he then gets.
+type arriving struct {
+	context.Context
+	end   context.CancelFunc
+	ended atomic.Bool
 }
 
-// arrival is a request whose headers are there and whose message is not yet.
-type arrival struct {
-	place *place      // nil: it needs none
-	stop  func() bool // of what happens if the message does not arrive
+func (c *arriving) cut() {
+	c.ended.Store(true)
+	c.end()
 }
 
-type arrivalKey struct{}
-
-// arriving bounds the wait for a request's message, and lets in no more queries
-// than there are places for. The stream's own context ends with the stream, and
-// what is made here with it.
-func (s *Server) arriving(stream context.Context, m method) (context.Context, error) {
-	ctx, cancel := context.WithTimeout(stream, s.limits.RequestTimeout)
-	_ = cancel // else the end of the stream does it
-	a := new(arrival)
-	if m.matches() {
-		var err error
-		if a.place, err = s.gate.admit(func() {
-			s.refuse(overGRPC, slowSender, peerOf(stream), s.gate.slow)
-			cancel()
-		}); err != nil {
-			cancel()
-			s.refusedBusy(overGRPC, err)
-			s.in.requests.Add(context.Background(), 1, s.in.counted[overGRPC][m][codes.ResourceExhausted]...)
-			return stream, err
-		}
+// Err implements context.Context.
+func (c *arriving) Err() error {
+	err := c.Context.Err()
+	if err != nil && c.ended.Load() {
+		return context.DeadlineExceeded
 	}
-	a.stop = context.AfterFunc(ctx, func() {
-		if a.place != nil {
-			a.place.end()
-		}
-		if ctx.Err() == context.DeadlineExceeded && stream.Err() != context.DeadlineExceeded { // else the caller has gone, or its own time is up
-			s.refuse(overGRPC, slowSender, peerOf(stream), errors.New("the request's message did not arrive"))
-		}
-	})
-	return context.WithValue(ctx, arrivalKey{}, a), nil
+	return err
 }
 
-// arrived returns the place of a request whose message is there, nil if it has
-// none or has lost it.
-func arrived(ctx context.Context) *place {
-	if a, ok := ctx.Value(arrivalKey{}).(*arrival); ok && a.stop() {
-		return a.place
+type arrivingKey struct{}
+
+// Value implements context.Context.
+func (c *arriving) Value(key any) any {
+	if key == (arrivingKey{}) {
+		return c
 	}
-	return nil
+	return c.Context.Value(key)
+}
+
+// tapGRPC runs as soon as a request's headers are there. It makes the context one
+// that can be cut, and refuses nothing: gRPC keeps what it has made for a request
+// that is refused here until the caller's own deadline, however far that is.
+func (s *Server) tapGRPC(ctx context.Context, _ *tap.Info) (context.Context, error) {
+	ctx, end := context.WithCancel(ctx) // the end of the stream ends it too
+	return &arriving{Context: ctx, end: end}, nil
+}
+
+// placeKey is under which a query's context has its *place.
+type placeKey struct{}
+
+// atTheDoor has a method's requests pass the door before their messages are read.
+func (s *Server) atTheDoor(d grpc.MethodDesc) grpc.MethodDesc {
+	m, _ := methodOf("/" + pb.KVIndex_ServiceDesc.ServiceName + "/" + d.MethodName)
+	next := d.Handler
+	d.Handler = func(srv any, ctx context.Context, read func(any) error, with grpc.UnaryServerInterceptor) (any, error) {
+		if err := s.mayAskGRPC(ctx); err != nil {
+			return nil, err
+		}
+		arriving := ctx.Value(arrivingKey{}).(*arriving)
+		if m.matches() {
+			place, err := s.gate.admit(func() {
+				s.refuse(overGRPC, slowSender, peerOf(arriving), s.gate.slow)
+				arriving.cut()
+			})
+			if err != nil {
+				s.refusedBusy(overGRPC, err)
+				s.in.requests.Add(context.Background(), 1, s.in.counted[overGRPC][m][codes.ResourceExhausted]...)
+				return nil, err
+			}
+			defer place.end()
+			ctx = context.WithValue(ctx, placeKey{}, place)
+		}
+		late := time.AfterFunc(s.limits.RequestTimeout, func() {
+			s.refuse(overGRPC, slowSender, peerOf(arriving), errNotArrived)
+			arriving.cut()
+		})
+		return next(srv, ctx, func(into any) error {
+			defer late.Stop()
+			return read(into)
+		}, with)
+	}
+	return d
+}
+
+var errNotArrived = errors.New("the request's message did not arrive in time")
+
+// mayAskGRPC checks a request's token.
+func (s *Server) mayAskGRPC(ctx context.Context) error {
+	if s.tokens == nil {
+		return nil
+	}
+	err := s.tokens.Check(mdCarrier(incoming(ctx)).Get("authorization"))
+	if err == nil {
+		return nil
+	}
+	s.refuse(overGRPC, tokenRefusal(err), peerOf(ctx), err)
+	return status.Error(codes.Unauthenticated, err.Error())
 }
 
 func peerOf(ctx context.Context) string {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -121,6 +122,46 @@ func TestQueueFull(t *testing.T) {
 	}
 	if metricOf(t, s, "kvindex_query_working") != "0" || metricOf(t, s, "kvindex_query_queued") != "0" {
 		t.Error("slots are kept")
+	}
+}
+
+// What is refused leaves nothing behind, however patient its caller.
+func TestRefusalsLeaveNothingBehind(t *testing.T) {
+	f := fleet(t)
+	goOn := make(chan struct{})
+	f.onModel = func() { <-goOn }
+	full := serve(t, f, Config{Limits: Limits{MaxConcurrent: 1, MaxQueue: 1, QueueTimeout: time.Minute, Deadline: time.Minute}})
+	for range 2 {
+		go dial(t, full).Match(context.Background(), &pb.MatchRequest{Model: "m", Tokens: prompt})
+	}
+	defer close(goOn)
+	eventually(t, "it is full", func() bool { return full.gate.waiting.Load() == 1 })
+	cfg := Config{TokenFile: tokenFile(t)}
+	for want, s := range map[codes.Code]*Server{codes.ResourceExhausted: full, codes.Unauthenticated: serve(t, fleet(t), cfg)} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		api := pb.NewKVIndexClient(connect(t, s))
+		ask := func(n int) {
+			for range n {
+				if _, err := api.Match(ctx, &pb.MatchRequest{Model: "m", Tokens: prompt}); status.Code(err) != want {
+					t.Fatalf("got %v, want %v", err, want)
+				}
+			}
+		}
+		heap := func() int64 {
+			var m runtime.MemStats
+			runtime.GC()
+			runtime.GC()
+			runtime.ReadMemStats(&m)
+			return int64(m.HeapAlloc)
+		}
+		ask(100)
+		before := heap()
+		const n = 3000
+		ask(n)
+		if each := (heap() - before) / n; each > 200 {
+			t.Errorf("%v: each keeps %d bytes", want, each)
+		}
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"strings"
 	"time"
 
@@ -44,7 +46,12 @@ func (s *Server) newGRPC() *grpc.Server {
 		opts = append(opts, grpc.Creds(tellingTLS{credentials.NewTLS(s.cfg.TLS.Config(true, s.notReloaded)), s}))
 	}
 	g := grpc.NewServer(opts...)
-	pb.RegisterKVIndexServer(g, &grpcAPI{s.service, s})
+	desc := pb.KVIndex_ServiceDesc
+	desc.Methods = slices.Clone(desc.Methods)
+	for i, d := range desc.Methods {
+		desc.Methods[i] = s.atTheDoor(d)
+	}
+	g.RegisterService(&desc, &grpcAPI{s.service, s})
 	healthpb.RegisterHealthServer(g, &health{ready: s.readiness, draining: s.draining})
 	reflection.Register(g)
 	return g
@@ -52,7 +59,6 @@ func (s *Server) newGRPC() *grpc.Server {
 
 // guardUnary measures a request and turns a panic into its answer.
 func (s *Server) guardUnary(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
-	place := arrived(ctx)
 	m, ours := methodOf(info.FullMethod)
 	start := time.Now()
 	if ours {
@@ -68,22 +74,24 @@ func (s *Server) guardUnary(ctx context.Context, req any, info *grpc.UnaryServer
 		}
 	}()
 	if ours && m.matches() {
-		if place == nil {
-			return nil, status.FromContextError(ctx.Err()).Err()
-		}
-		defer place.end()
-		if err := place.work(ctx); err != nil {
+		if err := ctx.Value(placeKey{}).(*place).work(ctx); err != nil {
 			return nil, err
 		}
 	}
 	return next(ctx, req)
 }
 
-// guardStream bounds how many streams are open, and turns a panic of one into its end.
+// guardStream asks who opens a stream, bounds how many are open, and turns a panic of
+// one into its end.
 // Those that know nothing of our shutting down, which is reflection's, end with it: a
 // graceful stop would wait for them.
 func (s *Server) guardStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
-	match := info.FullMethod == pb.KVIndex_MatchStream_FullMethodName
+	match, health := info.FullMethod == pb.KVIndex_MatchStream_FullMethodName, strings.HasPrefix(info.FullMethod, healthPrefix)
+	if !health {
+		if err := s.mayAskGRPC(stream.Context()); err != nil {
+			return err
+		}
+	}
 	open := &s.otherStreams // which may need no token: they shall keep no query out
 	if match {
 		open = &s.matchStreams
@@ -102,7 +110,7 @@ func (s *Server) guardStream(srv any, stream grpc.ServerStream, info *grpc.Strea
 		}()
 		return next(srv, stream)
 	}
-	if match || strings.HasPrefix(info.FullMethod, healthPrefix) {
+	if match || health {
 		return guarded()
 	}
 	ended := make(chan error, 1)

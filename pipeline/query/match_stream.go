@@ -67,9 +67,8 @@ func (a *grpcAPI) MatchStream(in grpc.BidiStreamingServer[pb.MatchStreamRequest,
 		case turn <- struct{}{}:
 			return status.Error(codes.Unavailable, "the server is draining: ask another instance")
 		case <-look:
-			if err := s.tokens.Check(mdCarrier(incoming(in.Context())).Get("authorization")); err != nil {
-				s.refuse(overGRPC, tokenRefusal(err), peerOf(in.Context()), err)
-				return status.Error(codes.Unauthenticated, err.Error())
+			if err := s.mayAskGRPC(in.Context()); err != nil {
+				return err
 			}
 		}
 	}
