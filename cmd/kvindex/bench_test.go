@@ -43,6 +43,25 @@ func TestBench(t *testing.T) {
 	}
 }
 
+// The query side in a process of its own, which ends with the command.
+func TestBenchQuery(t *testing.T) {
+	got := execute(t, "bench", "query", "--short", "--workers", "3", "--blocks", "5", "--transports", "grpc,json", "--overload", "50ms")
+	if got.code != 0 || !strings.Contains(got.err, "saturation") {
+		t.Fatalf("exit code %d, %q", got.code, got.err)
+	}
+	lines := 0
+	for text := range strings.Lines(got.out) {
+		var line struct{ Mode string }
+		if err := json.Unmarshal([]byte(text), &line); err != nil || line.Mode != "query" {
+			t.Fatalf("%q: %v", text, err)
+		}
+		lines++
+	}
+	if lines < 2*6 {
+		t.Errorf("%d lines", lines)
+	}
+}
+
 func TestBenchUsage(t *testing.T) {
 	dir := t.TempDir()
 	other := filepath.Join(dir, "other")
@@ -60,6 +79,8 @@ func TestBenchUsage(t *testing.T) {
 		"relay --batches 1":                            "1 batches",
 		"relay --brokers 127.0.0.1:1":                  "take a topic",
 		"relay --mode visible --rate 0":                "0 batches a second",
+		"query --transports udp":                       `no transport "udp"`,
+		"query --blocks 0":                             "prompts of 0 blocks",
 		"workload -o " + made:                          "give either --trace or --synthetic",
 		"workload --synthetic 5 --block 60 -o " + made: "block size 60",
 		"workload --trace none.jsonl -o " + made:       "none.jsonl",

@@ -10,9 +10,9 @@ import (
 	"testing"
 )
 
-// TestMain lets the test binary be what the demo starts as its child.
+// TestMain lets the test binary be what the demo and bench start as their children.
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && slices.Contains([]string{stageCommandName, relayCommandName, publisherCommandName}, os.Args[1]) {
+	if len(os.Args) > 1 && slices.Contains([]string{stageCommandName, relayCommandName, publisherCommandName, benchServerName}, os.Args[1]) {
 		main()
 	}
 	os.Exit(m.Run())

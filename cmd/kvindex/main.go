@@ -26,6 +26,7 @@ func commands() []command {
 		topicsCommand(),
 		verifyCommand(),
 		benchCommand(),
+		benchServerCommand(),
 		versionCommand(),
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -82,8 +81,7 @@ func (s *Server) guardUnary(ctx context.Context, req any, info *grpc.UnaryServer
 }
 
 // guardStream asks who opens a stream, bounds how many are open, and turns a panic of
-// one into its end.
-// Those that know nothing of our shutting down, which is reflection's, end with it: a
+// one into its end. Those that know nothing of our shutting down, which is reflection's, end with it: a
 // graceful stop would wait for them.
 func (s *Server) guardStream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	match, health := info.FullMethod == pb.KVIndex_MatchStream_FullMethodName, strings.HasPrefix(info.FullMethod, healthPrefix)

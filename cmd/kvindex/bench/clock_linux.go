@@ -34,3 +34,10 @@ func resident() int64 {
 	}
 	return 0
 }
+
+// pause sleeps for a time below a second. The runtime's own sleep ends up to a
+// millisecond late on an idle processor, which would be measured as latency.
+func pause(d time.Duration) {
+	t := syscall.NsecToTimespec(int64(min(d, time.Second)))
+	_ = syscall.Nanosleep(&t, nil) // a signal that ends it early does no harm
+}

@@ -9,3 +9,4 @@ import "time"
 func threadTime() time.Duration  { return 0 }
 func processTime() time.Duration { return 0 }
 func resident() int64            { return 0 }
+func pause(d time.Duration)      { time.Sleep(d) }

@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"math"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -41,3 +42,11 @@ func (l *latencies) us(percentile float64) float64 {
 }
 
 func (l *latencies) meanUs() float64 { return float64(l.sum) / float64(l.count()) / 1e3 }
+
+// figure is us, NaN if nothing was recorded.
+func (l *latencies) figure(percentile float64) figure {
+	if l.count() == 0 {
+		return figure(math.NaN())
+	}
+	return figure(l.us(percentile))
+}
