@@ -82,9 +82,12 @@ const benchServerName = "bench-query-server"
 func benchServerCommand() command {
 	var c bench.ServerConfig
 	return command{
-		use:    benchServerName,
-		short:  "Serve bench query, until standard input ends",
-		hidden: true,
+		use:   benchServerName,
+		short: "Be what bench query asks, until standard input ends",
+		long: `Bench-query-server is started by "kvindex bench query". It writes where it listens as a
+JSON line, and for each line that it is sent what it has used so far.`,
+		example: "  kvindex bench-query-server --blocks 192 --workers 64",
+		hidden:  true,
 		flags: func(fs *pflag.FlagSet) {
 			fs.IntSliceVar(&c.Blocks, "blocks", nil, "lengths of the prompts")
 			fs.IntVar(&c.Workers, "workers", 1, "workers that hold them")
