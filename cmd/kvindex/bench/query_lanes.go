@@ -35,10 +35,10 @@ import (
 // How much may be under way. A stage works on a few and lets some more wait: these are
 // enough to be refused by it.
 const (
-	unaryLanes  = 512
+	unaryLanes  = 2048
 	streamLanes = 16 // each with so many as pipelined at a time
 	pipelined   = 64
-	jsonLanes   = 256 // connections
+	jsonLanes   = 512 // connections
 	checkEvery  = 32  // answers: one of so many
 )
 

@@ -53,6 +53,11 @@ type serverStats struct {
 
 // ServeQueries serves until its input ends.
 func ServeQueries(ctx context.Context, c ServerConfig, in io.Reader, out io.Writer) (err error) {
+	q := DefaultQueryConfig()
+	q.Workers, q.Blocks, q.BlocksPerSecond, q.Held = []int{c.Workers}, c.Blocks, c.BlocksPerSecond, c.Held
+	if err := q.Validate(); err != nil {
+		return err
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	src, bare, err := newQuerySource(c)
