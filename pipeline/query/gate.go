@@ -27,94 +27,126 @@ func (e *busyError) Error() string { return e.text }
 // GRPCStatus makes it ResourceExhausted.
 func (e *busyError) GRPCStatus() *status.Status { return status.New(codes.ResourceExhausted, e.text) }
 
-// gate gives each query a place as soon as its headers are there, and a slot to
-// work in once it has arrived. Places bound the memory of what is arriving and
-// waiting, slots the processor's time. Slots are given in the order of asking.
+// gate lets a query arrive once its headers are there, gives it a place once it has
+// arrived, and a slot to work in when its turn has come. Places bound how long one
+// waits, and those that arrive the memory, slots the processor's time. Slots are given
+// in the order of asking.
 //
-// A query that takes long to arrive loses its place to the next that needs one:
-// slow senders keep nobody out.
+// No query is let in while no place is free, and only so many arrive at a time that
+// few arrive in vain. They hold no places: a client may send the headers of hundreds
+// before the message of the first, and until that is there the places would be idle.
+//
+// A query that takes long to arrive is cut off when the next one needs room: slow
+// senders keep nobody out.
 type gate struct {
 	slots   chan struct{}
 	wait    time.Duration // for a slot
 	waiting atomic.Int64
 
-	patience time.Duration // after which one that is arriving can lose its place
+	room     int           // for those that arrive
+	patience time.Duration // after which one of them can be cut off
 	mu       sync.Mutex
 	free     int       // places
 	arriving list.List // of *place, oldest first
 
-	full, late, slow *busyError // made once: a refusal shall cost little
+	full, crowded, late, slow *busyError // made once: a refusal shall cost little
 }
 
+// arrivingPerPlace is how many may arrive for each place. Fewer leave places idle when
+// a client's messages come late, more have to be refused once they are there.
+const arrivingPerPlace = 2
+
 func newGate(l Limits) *gate {
+	places := l.MaxConcurrent + l.MaxQueue
 	return &gate{
 		slots:    make(chan struct{}, l.MaxConcurrent),
 		wait:     l.QueueTimeout,
+		room:     arrivingPerPlace * places,
 		patience: l.Deadline,
-		free:     l.MaxConcurrent + l.MaxQueue,
+		free:     places,
 		full: &busyError{queueFull, fmt.Sprintf("busy: all places for %d queries at work and %d waiting are taken: ask another instance, or again later",
 			l.MaxConcurrent, l.MaxQueue)},
-		late: &busyError{queueTimeout, fmt.Sprintf("busy: the query has waited for %v: ask another instance, or again later", l.QueueTimeout)},
-		slow: &busyError{slowSender, "busy: the query arrives too slowly, and others need its place"},
+		crowded: &busyError{queueFull, fmt.Sprintf("busy: %d queries are arriving: ask another instance, or again later", arrivingPerPlace*places)},
+		late:    &busyError{queueTimeout, fmt.Sprintf("busy: the query has waited for %v: ask another instance, or again later", l.QueueTimeout)},
+		slow:    &busyError{slowSender, "busy: the query arrives too slowly, and others need the room"},
 	}
 }
 
-// place is one query's. One goroutine at a time uses it.
+// place is one query's, or will be when it has arrived. One goroutine at a time uses it.
 type place struct {
 	gate *gate
-	cut  func()        // ends the arrival of a query that has lost its place
+	cut  func()        // ends the arrival of a query for another's sake; nil: it is there
 	from time.Time     // when it began to arrive
-	at   *list.Element // in arriving, nil once it has arrived
-	held bool          // guarded by gate.mu, as at is
+	at   *list.Element // in arriving; nil once it has arrived or was cut off; guarded by gate.mu, as held is
+	held bool
 	slot bool
 }
 
-// admit gives a query a place, which end gives back, or fails with a *busyError.
-// If the query has yet to arrive, cut is called, from another goroutine, when it
-// takes too long; nil: it is there.
+// admit lets a query in, to be ended with end, or fails with a *busyError. If the
+// query has yet to arrive, cut is called, from another goroutine, when it takes too
+// long; nil: it is there.
 func (g *gate) admit(cut func()) (*place, error) {
-	p := &place{gate: g, cut: cut, held: true}
+	p := &place{gate: g, cut: cut}
 	if cut != nil {
 		p.from = time.Now()
 	}
 	g.mu.Lock()
-	if g.free > 0 {
-		g.free--
-		p.arrives()
-		g.mu.Unlock()
-		return p, nil
-	}
-	oldest := g.arriving.Front()
-	if oldest == nil || time.Since(oldest.Value.(*place).from) < g.patience {
+	if g.free <= 0 {
 		g.mu.Unlock()
 		return nil, g.full
 	}
-	out := oldest.Value.(*place)
-	g.arriving.Remove(oldest)
-	out.at, out.held = nil, false
-	p.arrives()
+	if cut == nil {
+		p.take()
+		g.mu.Unlock()
+		return p, nil
+	}
+	var out *place
+	if g.arriving.Len() >= g.room {
+		out = g.arriving.Front().Value.(*place)
+		if p.from.Sub(out.from) < g.patience {
+			g.mu.Unlock()
+			return nil, g.crowded
+		}
+		out.here()
+	}
+	p.at = g.arriving.PushBack(p)
 	g.mu.Unlock()
-	out.cut()
+	if out != nil {
+		out.cut()
+	}
 	return p, nil
 }
 
-// arrives enters it into the list, under the lock.
-func (p *place) arrives() {
-	if p.cut != nil {
-		p.at = p.gate.arriving.PushBack(p)
+// take gives it a place, under the lock.
+func (p *place) take() {
+	p.held = true
+	p.gate.free--
+}
+
+// arrived gives it a place if there is one.
+func (p *place) arrived() error {
+	g := p.gate
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch {
+	case p.at == nil:
+		return g.slow
+	case g.free <= 0:
+		return g.full
 	}
+	p.here()
+	p.take()
+	return nil
 }
 
 // work waits for a slot for a query that has arrived. It fails with a *busyError,
 // or a status if the caller has gone.
 func (p *place) work(ctx context.Context) error {
 	g := p.gate
-	g.mu.Lock()
-	held := p.held
-	p.here()
-	g.mu.Unlock()
-	if !held {
-		return g.slow
+	if p.cut != nil {
+		if err := p.arrived(); err != nil {
+			return err
+		}
 	}
 	select {
 	case g.slots <- struct{}{}:

@@ -21,12 +21,12 @@ type Limits struct {
 	MaxBatch             int           // requests in a batch; default 256
 	MaxBatchMatches      int           // matches in a batch's answers; default 65,536
 	MaxWaiting           int           // queries that wait for min_offsets at a time; default 1,024
-	Deadline             time.Duration // for a request's work, if its caller set no nearer one, and for its arrival, if others need its place; default 1 s
-	MaxConcurrentStreams uint32        // requests at a time on one gRPC connection; default 1,024
+	Deadline             time.Duration // for a request's work, if its caller set no nearer one, and for its arrival, if others need the room; default 1 s
+	MaxConcurrentStreams uint32        // requests at a time on one gRPC connection, beyond which they wait with the client; default 100
 	MaxStreams           int           // MatchStreams open at once, and as many of all others, on all connections; default 4,096
 
 	MaxConcurrent  int           // queries worked on at once; default twice GOMAXPROCS
-	MaxQueue       int           // queries that arrive and wait behind them; default 16 times MaxConcurrent
+	MaxQueue       int           // queries that wait behind them; default 16 times MaxConcurrent
 	QueueTimeout   time.Duration // for which one may wait; default 100 ms
 	MaxConnections int           // open at once, on each port; default 4,096
 	MaxHeaderBytes int           // of a request's headers; default 64 KiB
@@ -80,7 +80,7 @@ func (l Limits) withDefaults() Limits {
 	setDefault(&l.MaxBatchMatches, 65536)
 	setDefault(&l.MaxWaiting, 1024)
 	setDefault(&l.Deadline, time.Second)
-	setDefault(&l.MaxConcurrentStreams, 1024)
+	setDefault(&l.MaxConcurrentStreams, 100)
 	setDefault(&l.MaxStreams, 4096)
 	setDefault(&l.MaxConcurrent, 2*runtime.GOMAXPROCS(0))
 	setDefault(&l.MaxQueue, 16*l.MaxConcurrent)
