@@ -321,9 +321,9 @@ func overHTTPAsker(t testing.TB, s *Server) asker {
 }
 
 // What is not a query has a body too.
-func TestRegistrationsTakePlaces(t *testing.T) {
+func TestRegistrationsNeedRoom(t *testing.T) {
 	s := serve(t, fleet(t), Config{Limits: Limits{MaxConcurrent: 1, MaxQueue: 1, Deadline: time.Minute}})
-	for _, path := range []string{"/mooncake/register", "/dynamo/unregister"} {
+	for _, path := range []string{"/mooncake/register", "/mooncake/register", "/dynamo/unregister", "/dynamo/unregister"} {
 		conn, err := net.Dial("tcp", s.HTTPAddr().String())
 		if err != nil {
 			t.Fatal(err)
@@ -331,8 +331,8 @@ func TestRegistrationsTakePlaces(t *testing.T) {
 		defer conn.Close()
 		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{", path)
 	}
-	eventually(t, "both have a place", func() bool { return s.gate.arrivals() == 2 })
+	eventually(t, "all arrive", func() bool { return s.gate.arrivals() == 4 })
 	if code, text := do(t, s, http.MethodPost, "/mooncake/register", "application/json", strings.NewReader(`{"instance_id":"x"}`)); code != http.StatusTooManyRequests {
-		t.Errorf("a third: %d %s", code, text)
+		t.Errorf("a fifth: %d %s", code, text)
 	}
 }
