@@ -31,7 +31,7 @@ each rate, and at last a table on standard error.
 
 Of each transport, prompt length and number of workers:
   step        rates, each twice the last, then in steps of 15 %
-  saturation  the highest at which 98 % were answered, and half of them within 100 ms
+  saturation  the highest at which 98 % were answered, and half of them within 10 ms
   half        at half of that
   empty       the same rate of requests for nothing: a health check over gRPC, a probe
               over HTTP, on a stream a request with no request in it
@@ -63,7 +63,7 @@ machine, was short of processors: measure again. Prompts are of 16 tokens a bloc
 		},
 		run: func(ctx context.Context, con *console, _ []string) error {
 			if short {
-				c.Held, c.MostRate = min(c.Held, 10000), 2000
+				c.Held, c.MostRate, c.Slowest = min(c.Held, 10000), 2000, time.Minute
 				c.Step, c.For, c.Overload = 50*time.Millisecond, 100*time.Millisecond, min(c.Overload, 200*time.Millisecond)
 			}
 			if err := c.Validate(); err != nil {

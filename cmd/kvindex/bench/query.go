@@ -24,6 +24,7 @@ type QueryConfig struct {
 	Step            time.Duration // of each rate on the way to saturation
 	For             time.Duration // at half of it, and for each echo
 	Overload        time.Duration // at four times it; 0: none
+	Slowest         time.Duration // median latency from which on a rate is too much
 	MostRate        float64       // at which the search for saturation ends, requests a second
 	Connections     int           // over gRPC
 }
@@ -38,6 +39,7 @@ func DefaultQueryConfig() QueryConfig {
 		BlocksPerSecond: 1e6,
 		Step:            500 * time.Millisecond,
 		For:             2 * time.Second,
+		Slowest:         10 * time.Millisecond,
 		MostRate:        1e6,
 		Connections:     4,
 	}
@@ -80,6 +82,8 @@ func (c *QueryConfig) Validate() error {
 		return fmt.Errorf("%v blocks a second: want 0 to 1e9", c.BlocksPerSecond)
 	case c.Step <= 0 || c.For <= 0 || c.Overload < 0 || max(c.Step, c.For, c.Overload) > time.Hour:
 		return fmt.Errorf("steps of %v, then %v, then %v: want more than 0, and an hour at most", c.Step, c.For, c.Overload)
+	case c.Slowest <= 0:
+		return fmt.Errorf("a median of %v is never reached", c.Slowest)
 	case !(c.MostRate >= firstRate && c.MostRate <= 1e6):
 		return fmt.Errorf("at most %v requests a second: want %v to a million", c.MostRate, firstRate)
 	case c.Connections < 1 || c.Connections > mostConnections:
@@ -229,8 +233,6 @@ const (
 	firstRate = 1000.0
 	bigStep   = 2.0
 	smallStep = 1.15
-	// slowest is the median latency from which on a rate does not count.
-	slowest = 100 * time.Millisecond
 	// enough is the share of the requests that must be answered in time for a rate to
 	// count as one that the server can do.
 	enough = 0.98
@@ -247,7 +249,7 @@ func (c *queryCase) saturate(l *lanes) (float64, error) {
 		if err != nil {
 			return 0, err
 		}
-		if float64(line.Answers) >= enough*float64(line.Requests) && float64(line.P50) < float64(slowest/time.Microsecond) {
+		if float64(line.Answers) >= enough*float64(line.Requests) && float64(line.P50) < float64(c.Slowest/time.Microsecond) {
 			best, failed = line, 0
 			rate *= step
 			continue

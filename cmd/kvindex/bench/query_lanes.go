@@ -52,7 +52,7 @@ type prompt struct {
 func (c *queryCase) prompts() []prompt {
 	all := make([]prompt, differing)
 	for number := range all {
-		req := &pb.MatchRequest{Model: benchModel}
+		req := &pb.MatchRequest{Model: promptModel}
 		tokens := promptTokens(c.blocks, number)
 		if c.Tokens {
 			req.Tokens = tokens

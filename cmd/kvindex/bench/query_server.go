@@ -118,17 +118,17 @@ func gcSeconds() float64 {
 	return s[0].Value.Float64()
 }
 
-// benchModel and benchBlock are those of all prompts.
+// promptModel and promptBlock are those of all prompts.
 const (
-	benchModel = "bench"
-	benchBlock = 16 // tokens a block
+	promptModel = "bench"
+	promptBlock = 16 // tokens a block
 	// differing is how many prompts of a length there are.
 	differing = 4
 )
 
 // promptTokens makes up a prompt: no two have a block in common.
 func promptTokens(blocks, number int) []uint32 {
-	tokens := make([]uint32, blocks*benchBlock)
+	tokens := make([]uint32, blocks*promptBlock)
 	for i := range tokens {
 		tokens[i] = uint32((i*7919 + number*104729 + blocks*31) % 150000)
 	}
@@ -137,7 +137,7 @@ func promptTokens(blocks, number int) []uint32 {
 }
 
 func promptLocals(tokens []uint32) []index.LocalHash {
-	return index.BlockHasher{BlockSize: benchBlock}.Append(nil, tokens, index.Extra{})
+	return index.BlockHasher{BlockSize: promptBlock}.Append(nil, tokens, index.Extra{})
 }
 
 // promptDepth is how many blocks of a prompt a worker holds: from one to all but one
@@ -172,7 +172,7 @@ func (s *querySource) Status() query.Status                                     
 // with nothing behind it answers.
 func newQuerySource(c ServerConfig) (*querySource, *bareServer, error) {
 	x := index.New(index.NewRunIndex())
-	src := &querySource{query.Model{Name: benchModel, BlockSize: benchBlock, Index: x}}
+	src := &querySource{query.Model{Name: promptModel, BlockSize: promptBlock, Index: x}}
 	workers := make([]*index.Worker, c.Workers)
 	for i := range workers {
 		workers[i] = x.AddWorker(workerName(i), 0, nil)
@@ -200,7 +200,7 @@ func newQuerySource(c ServerConfig) (*querySource, *bareServer, error) {
 				}
 			}
 		}
-		resp, err := service.Match(context.Background(), &pb.MatchRequest{Model: benchModel, Tokens: promptTokens(blocks, 0)})
+		resp, err := service.Match(context.Background(), &pb.MatchRequest{Model: promptModel, Tokens: promptTokens(blocks, 0)})
 		if err != nil {
 			return nil, nil, err
 		}
@@ -216,7 +216,7 @@ type bareServer struct {
 }
 
 func (s *bareServer) answer(req *pb.MatchRequest) *pb.MatchResponse {
-	return s.answers[max(len(req.GetLocalHashes()), len(req.GetTokens())/benchBlock)]
+	return s.answers[max(len(req.GetLocalHashes()), len(req.GetTokens())/promptBlock)]
 }
 
 func (s *bareServer) Match(_ context.Context, req *pb.MatchRequest) (*pb.MatchResponse, error) {

@@ -29,7 +29,7 @@ func inProcess(ctx context.Context, c bench.ServerConfig) (io.WriteCloser, io.Re
 func shortly() bench.QueryConfig {
 	c := bench.DefaultQueryConfig()
 	c.Blocks, c.Workers = []int{12, 96}, []int{7}
-	c.Held, c.BlocksPerSecond, c.MostRate = 2000, 1e5, 2000
+	c.Held, c.BlocksPerSecond, c.MostRate, c.Slowest = 2000, 1e5, 2000, time.Minute
 	c.Step, c.For, c.Overload = 20*time.Millisecond, 50*time.Millisecond, 50*time.Millisecond
 	return c
 }
