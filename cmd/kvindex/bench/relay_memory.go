@@ -43,18 +43,19 @@ var ErrGrew = errors.New("memory grew with the number of batches")
 // What mode memory publishes, and the relay's buffer: the smallest there is, so
 // that a Kafka that stalls fills it soon.
 const (
-	memoryBlocks = 2    // of a batch
-	memoryLive   = 5000 // batches
+	memoryBlocks = 2   // of a batch
+	memoryLive   = 500 // batches
 	memoryBuffer = 8 << 20
 )
 
 // Memory is flat if its live objects take no more than at the first mark, but for
-// memorySlack; twice what is on its way to Kafka, for what a record takes besides
+// memorySlack, within which Go's maps grow: as keys come and go their tables split
+// now and then, and are never joined again, up to some twice the size; twice what is on its way to Kafka, for what a record takes besides
 // its value; and, once Kafka has stalled, what saying all anew takes, which is kept
 // for the next time: the events and bytes of the largest record.
 const (
 	memorySlack = 512 << 10 // bytes
-	memoryAnew  = 2 << 20   // bytes
+	memoryAnew  = 512 << 10 // bytes
 )
 
 // flat reports whether memory was.
