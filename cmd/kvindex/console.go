@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"text/tabwriter"
+	"unicode"
 
 	"golang.org/x/term"
 )
@@ -68,12 +70,18 @@ func (c *console) printJSON(v any) error {
 	return enc.Encode(v)
 }
 
-// table writes rows under a header, columns aligned. Cells must be plain text:
-// escapes would count as width.
+// table writes rows under a header, columns aligned. A cell that is not plain text,
+// as a worker may be named, is quoted: a terminal would obey it.
 func table(w io.Writer, header []string, rows [][]string) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, row := range append([][]string{header}, rows...) {
-		fmt.Fprintln(tw, strings.TrimRight(strings.Join(row, "\t"), "\t"))
+		cells := make([]string, len(row))
+		for i, cell := range row {
+			if cells[i] = cell; strings.ContainsFunc(cell, func(r rune) bool { return !unicode.IsPrint(r) }) {
+				cells[i] = strconv.Quote(cell)
+			}
+		}
+		fmt.Fprintln(tw, strings.TrimRight(strings.Join(cells, "\t"), "\t"))
 	}
 	return tw.Flush()
 }

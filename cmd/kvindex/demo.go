@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -325,14 +326,21 @@ func (d *demo) startStage(ctx context.Context) (time.Duration, *pb.StatusRespons
 	return time.Since(start), status, err
 }
 
-// freeAddress returns a loopback address that nobody listens on right now.
+// freeAddress returns a loopback address that nobody listens on right now. Its port
+// is below those that systems give to outgoing connections, so that what is killed
+// finds it free when it comes back.
 func freeAddress() (string, error) {
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+	const low, high = 20000, 32000
+	var last error
+	for range 100 {
+		lis, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(low+rand.IntN(high-low))))
+		if err == nil {
+			defer lis.Close()
+			return lis.Addr().String(), nil
+		}
+		last = err
 	}
-	defer lis.Close()
-	return lis.Addr().String(), nil
+	return "", last
 }
 
 // makeTrace makes up the requests.

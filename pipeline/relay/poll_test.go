@@ -14,6 +14,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -27,13 +28,13 @@ type eventServer struct {
 	events []string // waiting to be read
 	method string   // the only one allowed; empty: any
 	answer func(w http.ResponseWriter, body string)
-	asked  int
+	asked  atomic.Int32
 }
 
 func newEventServer(t *testing.T) *eventServer {
 	s := &eventServer{}
 	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		s.asked++
+		s.asked.Add(1)
 		if s.method != "" && r.Method != s.method {
 			w.WriteHeader(http.StatusMethodNotAllowed)
 			return
@@ -327,7 +328,7 @@ func TestAnswerLostOnce(t *testing.T) {
 			if err := p.poll(t.Context()); err != nil {
 				t.Fatal(err)
 			}
-			s.asked = 0
+			s.asked.Store(0)
 			s.publish(-1, 3, 2)
 			s.answer = func(w http.ResponseWriter, body string) {
 				s.answer = nil
@@ -339,8 +340,9 @@ func TestAnswerLostOnce(t *testing.T) {
 				c.Close()
 			}
 			err := p.poll(t.Context())
-			if told := strings.Join(feeds[0].told, ", "); err == nil || s.asked != 1 || told != "start true, 0-2, events_lost false" {
-				t.Errorf("error %v, asked %d times: %s", err, s.asked, told)
+			told, n := strings.Join(feeds[0].told, ", "), s.asked.Load()
+			if err == nil || n != 1 || told != "start true, 0-2, events_lost false" {
+				t.Errorf("error %v, asked %d times: %s", err, n, told)
 			}
 		})
 	}
