@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"kvindex/index"
+	"kvindex/pipeline/relay/fixed"
 )
 
 // A feed has two files in the state directory. The checkpoint has what the
@@ -80,12 +81,12 @@ func parseLedger(p []byte, worker string, rank int32) (l ledger, err error) {
 	if err != nil {
 		return ledger{}, err
 	}
-	w, n := r.text(), int32(r.u32())
-	l.epoch, l.clean, l.seq = int64(r.u64()), r.flag(), int64(r.u64())
-	l.producer, l.heard, l.topic = r.text(), int64(r.u64()), r.text()
-	l.place, l.check = place{int32(r.u32()), int64(r.u64())}, r.u32()
+	w, n := r.text(), int32(r.U32())
+	l.epoch, l.clean, l.seq = int64(r.U64()), r.flag(), int64(r.U64())
+	l.producer, l.heard, l.topic = r.text(), int64(r.U64()), r.text()
+	l.place, l.check = place{int32(r.U32()), int64(r.U64())}, r.U32()
 	switch {
-	case r.bad || len(r.p) > 0 || l.epoch < 1 || l.clean && (l.seq < -1 || l.producer == ""):
+	case r.Bad || len(r.P) > 0 || l.epoch < 1 || l.clean && (l.seq < -1 || l.producer == ""):
 		return ledger{}, fmt.Errorf("%w: ledger", errDamaged)
 	case w != worker || n != rank:
 		return ledger{}, fmt.Errorf("%w: of worker %.64q rank %d", errOther, w, n)
@@ -116,14 +117,14 @@ func parseCheckpoint(p []byte, identity string) (c checkpoint, err error) {
 	if err != nil {
 		return checkpoint{}, err
 	}
-	c = checkpoint{identity: r.text(), whole: r.flag(), pos: position{next: int64(r.u64()), sum: r.u64()}, check: check}
-	if r.bad || c.pos.next < 0 {
+	c = checkpoint{identity: r.text(), whole: r.flag(), pos: position{next: int64(r.U64()), sum: r.U64()}, check: check}
+	if r.Bad || c.pos.next < 0 {
 		return checkpoint{}, fmt.Errorf("%w: checkpoint", errDamaged)
 	}
 	if c.identity != identity {
 		return checkpoint{}, fmt.Errorf("%w: it is of %.512s; the configuration says %.512s", errOther, c.identity, identity)
 	}
-	c.mapping = r.p
+	c.mapping = r.P
 	return c, nil
 }
 
@@ -305,11 +306,8 @@ func appendText(dst []byte, s string) []byte {
 	return append(binary.LittleEndian.AppendUint32(dst, uint32(len(s))), s...)
 }
 
-// fileReader reads fixed-size values; reading past the end makes it bad.
-type fileReader struct {
-	p   []byte
-	bad bool
-}
+// fileReader reads a checkpoint or a ledger.
+type fileReader struct{ fixed.Reader }
 
 // openFile returns what is between a file's head and its checksum. Errors:
 // errDamaged, errVersion.
@@ -326,47 +324,23 @@ func openFile(p []byte, magic string, version byte) (r fileReader, check uint32,
 	if body[len(magic)] != version {
 		return r, 0, fmt.Errorf("%w: %d", errVersion, body[len(magic)])
 	}
-	return fileReader{p: body[head:]}, check, nil
-}
-
-func (r *fileReader) take(n int) []byte {
-	if r.bad || n > len(r.p) {
-		r.bad = true
-		return nil
-	}
-	v := r.p[:n]
-	r.p = r.p[n:]
-	return v
+	return fileReader{fixed.Reader{P: body[head:]}}, check, nil
 }
 
 func (r *fileReader) flag() bool {
-	v := r.take(1)
+	v := r.Take(1)
 	if v == nil {
 		return false
 	}
-	r.bad = r.bad || v[0] > 1
+	r.Bad = r.Bad || v[0] > 1
 	return v[0] == 1
 }
 
-func (r *fileReader) u32() uint32 {
-	if v := r.take(4); v != nil {
-		return binary.LittleEndian.Uint32(v)
-	}
-	return 0
-}
-
-func (r *fileReader) u64() uint64 {
-	if v := r.take(8); v != nil {
-		return binary.LittleEndian.Uint64(v)
-	}
-	return 0
-}
-
 func (r *fileReader) text() string {
-	n := r.u32()
+	n := r.U32()
 	if n > maxName {
-		r.bad = true
+		r.Bad = true
 		return ""
 	}
-	return string(r.take(int(n)))
+	return string(r.Take(int(n)))
 }

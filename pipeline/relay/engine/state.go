@@ -8,6 +8,7 @@ import (
 	"hash/crc32"
 
 	"kvindex/index"
+	"kvindex/pipeline/relay/fixed"
 )
 
 // Errors of Load. The Mapping is as it was.
@@ -108,24 +109,24 @@ func (m *Mapping) Load(p []byte) error {
 	n := Mapping{cfg: m.cfg}
 	n.clear()
 	h := m.cfg.Hasher
-	r := stateReader{p: body[header:]}
-	if size := r.u64(); Engine(body[5]) != m.cfg.Engine || index.Hasher(body[6]) != h.Scheme || body[7] != flag(h.Eagle) ||
-		!r.bad && size != uint64(h.BlockSize) {
+	r := stateReader{fixed.Reader{P: body[header:]}}
+	if size := r.U64(); Engine(body[5]) != m.cfg.Engine || index.Hasher(body[6]) != h.Scheme || body[7] != flag(h.Eagle) ||
+		!r.Bad && size != uint64(h.BlockSize) {
 		return ErrConfig
 	}
 	n.chained, n.hasGroup = body[8] == 1, body[9] == 1
-	n.group, n.window = int64(r.u64()), int64(r.u64())
+	n.group, n.window = int64(r.U64()), int64(r.U64())
 	ids := n.loadSalts(&r)
 	n.loadBlocks(&r, ids)
 	n.loadEngine(&r)
 	n.loadAside(&r)
 	for _, b := range n.blocks {
-		r.bad = r.bad || b.refs == [index.Tiers]uint32{}
+		r.Bad = r.Bad || b.refs == [index.Tiers]uint32{}
 		if p, ok := n.blocks[b.parent]; ok && b.position > 0 {
-			r.bad = r.bad || p.position != b.position-1
+			r.Bad = r.Bad || p.position != b.position-1
 		}
 	}
-	if r.bad || len(r.p) > 0 {
+	if r.Bad || len(r.P) > 0 {
 		return ErrState
 	}
 	n.Counts = m.Counts
@@ -137,9 +138,9 @@ func (m *Mapping) Load(p []byte) error {
 func (m *Mapping) loadSalts(r *stateReader) map[uint32]uint32 {
 	ids := map[uint32]uint32{0: 0}
 	for range r.count(12) {
-		old, name := r.u32(), r.text()
+		old, name := r.U32(), r.text()
 		if _, ok := ids[old]; ok || name == "" {
-			r.bad = true
+			r.Bad = true
 			break
 		}
 		ids[old] = m.salts.id(name)
@@ -151,24 +152,24 @@ func (m *Mapping) loadBlocks(r *stateReader, ids map[uint32]uint32) {
 	n := r.count(32)
 	m.blocks = make(map[index.SeqHash]block, n)
 	for range n {
-		seq := index.SeqHash(r.u64())
-		b := block{parent: index.SeqHash(r.u64()), local: index.LocalHash(r.u64()), position: int32(r.u32())}
-		salt, ok := ids[r.u32()]
+		seq := index.SeqHash(r.U64())
+		b := block{parent: index.SeqHash(r.U64()), local: index.LocalHash(r.U64()), position: int32(r.U32())}
+		salt, ok := ids[r.U32()]
 		b.salt = salt
 		_, twice := m.blocks[seq]
 		// Any parent will do before position 0, which has none.
 		before := prefix{seq: b.parent, position: b.position - 1}
 		if after, fine := before.after(b.local); b.position < 0 || !fine || after != seq || !ok || twice {
-			r.bad = true
+			r.Bad = true
 		}
-		if r.bad {
+		if r.Bad {
 			break
 		}
 		m.salts.hold(salt)
 		m.blocks[seq] = b
 	}
 	for _, id := range ids {
-		r.bad = r.bad || id != 0 && m.salts.refs[id] == 0
+		r.Bad = r.Bad || id != 0 && m.salts.refs[id] == 0
 	}
 }
 
@@ -176,13 +177,13 @@ func (m *Mapping) loadEngine(r *stateReader) {
 	n := r.count(17)
 	m.engine = make(map[uint64]entry, n)
 	for range n {
-		h := r.u64()
-		en := entry{seq: index.SeqHash(r.u64()), tiers: r.u8()}
+		h := r.U64()
+		en := entry{seq: index.SeqHash(r.U64()), tiers: r.U8()}
 		b, ok := m.blocks[en.seq]
 		if _, twice := m.engine[h]; !ok || twice || en.tiers == 0 || en.tiers >= 1<<index.Tiers {
-			r.bad = true
+			r.Bad = true
 		}
-		if r.bad {
+		if r.Bad {
 			break
 		}
 		m.engine[h] = en
@@ -203,22 +204,22 @@ func (m *Mapping) loadAside(r *stateReader) {
 		want++
 	}
 	for range r.count(10) {
-		a := &aside{hash: r.u64(), tiers: r.u8(), content: r.u8() == 1}
+		a := &aside{hash: r.U64(), tiers: r.U8(), content: r.U8() == 1}
 		if a.content {
-			a.parent = r.u64()
+			a.parent = r.U64()
 			for range r.count(4) {
-				a.tokens = append(a.tokens, r.u32())
+				a.tokens = append(a.tokens, r.U32())
 			}
 			a.lora, a.salt = r.text(), r.text()
 			for range r.count(8) {
-				a.mm = append(a.mm, index.MMHash{Hash: r.u64(), End: m.cfg.Hasher.BlockSize})
+				a.mm = append(a.mm, index.MMHash{Hash: r.U64(), End: m.cfg.Hasher.BlockSize})
 			}
-			r.bad = r.bad || len(a.tokens) != want
+			r.Bad = r.Bad || len(a.tokens) != want
 		}
 		if m.has(a.hash) || a.tiers == 0 || a.tiers >= 1<<index.Tiers {
-			r.bad = true
+			r.Bad = true
 		}
-		if r.bad {
+		if r.Bad {
 			break
 		}
 		m.aside[a.hash] = a
@@ -228,53 +229,19 @@ func (m *Mapping) loadAside(r *stateReader) {
 	}
 }
 
-// stateReader reads fixed-size values; reading past the end makes it bad.
-type stateReader struct {
-	p   []byte
-	bad bool
-}
-
-func (r *stateReader) take(n int) []byte {
-	if r.bad || n > len(r.p) {
-		r.bad = true
-		return nil
-	}
-	v := r.p[:n]
-	r.p = r.p[n:]
-	return v
-}
-
-func (r *stateReader) u8() byte {
-	if v := r.take(1); v != nil {
-		return v[0]
-	}
-	return 0
-}
-
-func (r *stateReader) u32() uint32 {
-	if v := r.take(4); v != nil {
-		return binary.LittleEndian.Uint32(v)
-	}
-	return 0
-}
-
-func (r *stateReader) u64() uint64 {
-	if v := r.take(8); v != nil {
-		return binary.LittleEndian.Uint64(v)
-	}
-	return 0
-}
+// stateReader reads a state.
+type stateReader struct{ fixed.Reader }
 
 // count reads how many items of at least that many bytes follow.
 func (r *stateReader) count(size int) int {
-	n := r.u64()
-	if n > uint64(len(r.p)/size) {
-		r.bad = true
+	n := r.U64()
+	if n > uint64(len(r.P)/size) {
+		r.Bad = true
 		return 0
 	}
 	return int(n)
 }
 
 func (r *stateReader) text() string {
-	return string(r.take(r.count(1)))
+	return string(r.Take(r.count(1)))
 }
