@@ -98,6 +98,7 @@ func DefaultConfig() Config {
 			MaxBlocks:       65536,
 			Deadline:        time.Second,
 			QueueTimeout:    100 * time.Millisecond,
+			MaxRunnable:     16,
 			MaxConnections:  4096,
 			RequestTimeout:  15 * time.Second,
 		},

@@ -166,6 +166,9 @@ func serve(t testing.TB, src Source, cfg Config) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	if cfg.Limits.MaxRunnable == 0 {
+		cfg.Limits.MaxRunnable = 1 << 20 // whatever else the tests' process does
+	}
 	s, err := NewServer(src, cfg)
 	if err != nil {
 		t.Fatal(err)

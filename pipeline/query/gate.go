@@ -7,6 +7,7 @@ import (
 	"container/list"
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,18 +39,24 @@ func (e *busyError) GRPCStatus() *status.Status { return status.New(codes.Resour
 //
 // A query that takes long to arrive is cut off when the next one needs room: slow
 // senders keep nobody out.
+//
+// Most of what a query costs is not work in a slot but the way of its message and of
+// its answer through gRPC or net/http. When the processors are behind with that, queries
+// are let in only up to the number of slots, so that those let in are soon answered.
 type gate struct {
 	slots   chan struct{}
 	wait    time.Duration // for a slot
 	waiting atomic.Int64
 
+	places   int
 	room     int           // for those that arrive
 	patience time.Duration // after which one of them can be cut off
 	mu       sync.Mutex
-	free     int       // places
-	arriving list.List // of *place, oldest first
+	free     int                      // places
+	arriving list.List                // of *place, oldest first
+	busy     func(now time.Time) bool // whether the processors are behind
 
-	full, crowded, late, slow *busyError // made once: a refusal shall cost little
+	full, crowded, behind, late, slow *busyError // made once: a refusal shall cost little
 }
 
 // arrivingPerPlace is how many may arrive for each place. Fewer leave places idle when
@@ -61,12 +68,15 @@ func newGate(l Limits) *gate {
 	return &gate{
 		slots:    make(chan struct{}, l.MaxConcurrent),
 		wait:     l.QueueTimeout,
+		places:   places,
 		room:     arrivingPerPlace * places,
 		patience: l.Deadline,
 		free:     places,
+		busy:     (&processors{waiting: runnableGoroutines(), most: l.MaxRunnable * runtime.GOMAXPROCS(0)}).behind,
 		full: &busyError{queueFull, fmt.Sprintf("busy: all places for %d queries at work and %d waiting are taken: ask another instance, or again later",
 			l.MaxConcurrent, l.MaxQueue)},
 		crowded: &busyError{queueFull, fmt.Sprintf("busy: %d queries are arriving: ask another instance, or again later", arrivingPerPlace*places)},
+		behind:  &busyError{processorsBehind, "busy: the processors are behind: ask another instance, or again later"},
 		late:    &busyError{queueTimeout, fmt.Sprintf("busy: the query has waited for %v: ask another instance, or again later", l.QueueTimeout)},
 		slow:    &busyError{slowSender, "busy: the query arrives too slowly, and others need the room"},
 	}
@@ -76,7 +86,7 @@ func newGate(l Limits) *gate {
 type place struct {
 	gate *gate
 	cut  func()        // ends the arrival of a query for another's sake; nil: it is there
-	from time.Time     // when it began to arrive
+	from time.Time     // when it was let in
 	at   *list.Element // in arriving; nil once it has arrived or was cut off; guarded by gate.mu, as held is
 	held bool
 	slot bool
@@ -86,11 +96,12 @@ type place struct {
 // query has yet to arrive, cut is called, from another goroutine, when it takes too
 // long; nil: it is there.
 func (g *gate) admit(cut func()) (*place, error) {
-	p := &place{gate: g, cut: cut}
-	if cut != nil {
-		p.from = time.Now()
-	}
+	p := &place{gate: g, cut: cut, from: time.Now()}
 	g.mu.Lock()
+	if g.busy(p.from) && g.arriving.Len()+g.places-g.free >= cap(g.slots) {
+		g.mu.Unlock()
+		return nil, g.behind
+	}
 	if g.free <= 0 {
 		g.mu.Unlock()
 		return nil, g.full

@@ -28,6 +28,7 @@ type Limits struct {
 	MaxConcurrent  int           // queries worked on at once; default twice GOMAXPROCS
 	MaxQueue       int           // queries that wait behind them; default 16 times MaxConcurrent
 	QueueTimeout   time.Duration // for which one may wait; default 100 ms
+	MaxRunnable    int           // goroutines that wait for each processor, beyond which, after some ms, queries are refused but for MaxConcurrent; default 16
 	MaxConnections int           // open at once, on each port; default 4,096
 	MaxHeaderBytes int           // of a request's headers; default 64 KiB
 	HeaderTimeout  time.Duration // for an HTTP request's headers, and a TLS handshake, to arrive; default 5 s
@@ -56,6 +57,7 @@ func (l Limits) Validate() error {
 		{"max concurrent", l.MaxConcurrent < 0},
 		{"max queue", l.MaxQueue < 0},
 		{"queue timeout", l.QueueTimeout < 0},
+		{"max runnable", l.MaxRunnable < 0},
 		{"max connections", l.MaxConnections < 0},
 		{"max header bytes", l.MaxHeaderBytes < 0 || l.MaxHeaderBytes > math.MaxInt32},
 		{"header timeout", l.HeaderTimeout < 0},
@@ -85,6 +87,7 @@ func (l Limits) withDefaults() Limits {
 	setDefault(&l.MaxConcurrent, 2*runtime.GOMAXPROCS(0))
 	setDefault(&l.MaxQueue, 16*l.MaxConcurrent)
 	setDefault(&l.QueueTimeout, 100*time.Millisecond)
+	setDefault(&l.MaxRunnable, 16)
 	setDefault(&l.MaxConnections, 4096)
 	setDefault(&l.MaxHeaderBytes, 64<<10)
 	setDefault(&l.HeaderTimeout, 5*time.Second)

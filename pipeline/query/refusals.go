@@ -20,6 +20,7 @@ type refusal int
 const (
 	queueFull refusal = iota
 	queueTimeout
+	processorsBehind
 	tooManyWaiting
 	unauthenticated
 	tokenExpired
@@ -32,7 +33,7 @@ const (
 	refusals
 )
 
-var refusalNames = [refusals]string{"queue_full", "queue_timeout", "waiting", "unauthenticated", "token_expired", "no_certificate", "connections", "streams", "slow_reader", "slow_sender", "tls_handshake"}
+var refusalNames = [refusals]string{"queue_full", "queue_timeout", "processors", "waiting", "unauthenticated", "token_expired", "no_certificate", "connections", "streams", "slow_reader", "slow_sender", "tls_handshake"}
 
 // tellEvery is the least time between two log lines about one kind of refusal.
 const tellEvery = 10 * time.Second

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -134,12 +135,18 @@ type QueryLine struct {
 // written to in is its input; its end ends the process. wait returns how it ended.
 type Starter func(ctx context.Context, c ServerConfig) (in io.WriteCloser, out io.Reader, wait func() error, err error)
 
+// clientMemory is how many bytes the measuring side fills before it collects.
+const clientMemory = 512 << 20
+
 // RunQuery measures, and writes a JSON line for each result to out and at last a table
 // to table. A wrong answer is an error.
 func RunQuery(ctx context.Context, c QueryConfig, start Starter, out, table io.Writer, p Progress) error {
 	if err := c.Validate(); err != nil {
 		return err
 	}
+	// So small a heap would be collected every few milliseconds, on the server's processors.
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(clientMemory))
 	b := &queryBench{QueryConfig: c, ctx: ctx, start: start, out: json.NewEncoder(out), progress: p}
 	p.Start("measurements", 0)
 	for _, workers := range c.Workers {
