@@ -69,7 +69,7 @@ func serveCommand() command {
 			fs.IntVar(&cfg.Limits.MaxConcurrent, "max-concurrent", 0, "work on at most this `number` of queries at once; 0: twice the processors")
 			fs.IntVar(&cfg.Limits.MaxQueue, "max-queue", 0, "let at most this `number` of queries wait for those, and refuse the rest; 0: 16 times max-concurrent")
 			fs.DurationVar(&cfg.Limits.QueueTimeout, "queue-timeout", cfg.Limits.QueueTimeout, "refuse a query that has waited this `long`")
-			fs.IntVar(&cfg.Limits.MaxRunnable, "max-runnable", cfg.Limits.MaxRunnable, "refuse queries beyond max-concurrent while more than this `number` of goroutines wait for each processor")
+			fs.IntVar(&cfg.Limits.MaxRunnable, "max-runnable", cfg.Limits.MaxRunnable, "refuse queries while more than this `number` of goroutines wait for each processor")
 			fs.IntVar(&cfg.Limits.MaxConnections, "max-connections", cfg.Limits.MaxConnections, "accept at most this `number` of connections on each port")
 			fs.DurationVar(&cfg.Limits.RequestTimeout, "request-timeout", cfg.Limits.RequestTimeout, "give up a request that takes this `long` to arrive, or its answer to be taken")
 			fs.DurationVar(&cfg.DrainTimeout, "drain-timeout", cfg.DrainTimeout, "finish within this `long` after SIGTERM")

@@ -42,7 +42,8 @@ func (e *busyError) GRPCStatus() *status.Status { return status.New(codes.Resour
 //
 // Most of what a query costs is not work in a slot but the way of its message and of
 // its answer through gRPC or net/http. When the processors are behind with that, queries
-// are let in only up to the number of slots, so that those let in are soon answered.
+// are let in only up to the number of slots, and not all of those, so that who is let in
+// is soon answered.
 type gate struct {
 	slots   chan struct{}
 	wait    time.Duration // for a slot
@@ -52,9 +53,9 @@ type gate struct {
 	room     int           // for those that arrive
 	patience time.Duration // after which one of them can be cut off
 	mu       sync.Mutex
-	free     int                      // places
-	arriving list.List                // of *place, oldest first
-	busy     func(now time.Time) bool // whether the processors are behind
+	free     int                                   // places
+	arriving list.List                             // of *place, oldest first
+	busy     func(now time.Time, enough bool) bool // of processors
 
 	full, crowded, behind, late, slow *busyError // made once: a refusal shall cost little
 }
@@ -98,7 +99,7 @@ type place struct {
 func (g *gate) admit(cut func()) (*place, error) {
 	p := &place{gate: g, cut: cut, from: time.Now()}
 	g.mu.Lock()
-	if g.busy(p.from) && g.arriving.Len()+g.places-g.free >= cap(g.slots) {
+	if g.busy(p.from, g.arriving.Len()+g.places-g.free >= cap(g.slots)) {
 		g.mu.Unlock()
 		return nil, g.behind
 	}

@@ -28,7 +28,7 @@ type Limits struct {
 	MaxConcurrent  int           // queries worked on at once; default twice GOMAXPROCS
 	MaxQueue       int           // queries that wait behind them; default 16 times MaxConcurrent
 	QueueTimeout   time.Duration // for which one may wait; default 100 ms
-	MaxRunnable    int           // goroutines that wait for each processor, beyond which, after some ms, queries are refused but for MaxConcurrent; default 16
+	MaxRunnable    int           // goroutines that wait for each processor, beyond which, after some ms, queries are refused; default 16
 	MaxConnections int           // open at once, on each port; default 4,096
 	MaxHeaderBytes int           // of a request's headers; default 64 KiB
 	HeaderTimeout  time.Duration // for an HTTP request's headers, and a TLS handshake, to arrive; default 5 s

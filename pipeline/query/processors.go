@@ -15,33 +15,48 @@ const (
 	lookedFor = 10 * behindFor
 )
 
-// processors tells whether they keep up, by the line of goroutines that could run and
-// wait for a processor. A query stands in it again and again, from its headers to the
-// last byte of its answer, so that it is late long before the queue for a slot is. The
-// zero time is a line that was not too long. One goroutine at a time uses it.
+// processors says no to queries when they do not keep up, by the line of goroutines that
+// could run and wait for a processor. A query stands in it again and again, from its
+// headers to the last byte of its answer, so that it is late long before the queue for a
+// slot is. One goroutine at a time uses it. The zero times are of a line that was not too
+// long.
 type processors struct {
 	waiting func() int // the line
 	most    int        // that it should be
 	looked  time.Time
 	since   time.Time // it has been too long
+	share   float64   // of a query that may be let in
+	let     time.Time // when one was, though they were behind
 }
 
-// behind looks, and reports whether the line has been too long for some time. It costs
-// about 60 ns.
-func (p *processors) behind(now time.Time) bool {
-	before := p.since
+// behind looks, and reports whether a query that asks now should be refused. Once the
+// line has been too long for some time, that is each when there are enough already, and
+// else as many as bring the line back: twice too long, every second one. One each 5 ms
+// is let in whatever made the line. It costs about 60 ns.
+func (p *processors) behind(now time.Time, enough bool) bool {
 	if now.Sub(p.looked) > lookedFor {
-		before = time.Time{}
+		p.since = time.Time{}
 	}
 	p.looked = now
+	line := p.waiting()
 	switch {
-	case p.waiting() <= p.most:
+	case line <= p.most:
 		p.since = time.Time{}
 		return false
-	case before.IsZero():
+	case p.since.IsZero():
 		p.since = now
 	}
-	return now.Sub(p.since) >= behindFor
+	switch {
+	case now.Sub(p.since) < behindFor:
+		return false
+	case enough:
+		return true
+	}
+	if p.share += float64(p.most) / float64(line); p.share < 1 && now.Sub(p.let) < behindFor {
+		return true
+	}
+	p.share, p.let = max(0, p.share-1), now
+	return false
 }
 
 // runnableGoroutines returns what counts the goroutines that wait for a processor.

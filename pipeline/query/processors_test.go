@@ -35,9 +35,44 @@ func TestProcessorsBehind(t *testing.T) {
 		start := time.Now()
 		for _, l := range looks {
 			line = l.line
-			if got := p.behind(start.Add(l.at)); got != l.want {
+			if got := p.behind(start.Add(l.at), true); got != l.want {
 				t.Errorf("%s: behind after %v with %d waiting: %t", name, l.at, l.line, got)
 			}
+		}
+	}
+}
+
+// While they are behind and there are not enough yet, as many are let in as the line
+// should be of what it is, and one each 5 ms however long it is.
+func TestProcessorsLetIn(t *testing.T) {
+	for _, c := range []struct {
+		line  int
+		every time.Duration
+		want  int // of 1,000
+	}{
+		{20, 10 * time.Microsecond, 500},
+		{40, 10 * time.Microsecond, 250},
+		{11, 10 * time.Microsecond, 909},
+		{10_000, 10 * time.Microsecond, 3}, // 10 ms
+		{10_000, time.Millisecond, 200},
+		{10_000, 5 * time.Millisecond, 1000},
+	} {
+		p := processors{waiting: func() int { return c.line }, most: 10}
+		now := time.Now()
+		p.behind(now, false)
+		now = now.Add(behindFor)
+		let := 0
+		for range 1000 {
+			if !p.behind(now, false) {
+				let++
+			}
+			if !p.behind(now, true) {
+				t.Errorf("%d waiting: let in though there are enough", c.line)
+			}
+			now = now.Add(c.every)
+		}
+		if let < c.want-2 || let > c.want+2 {
+			t.Errorf("%d waiting, one asking every %v: %d of 1,000 let in, want %d", c.line, c.every, let, c.want)
 		}
 	}
 }
@@ -75,7 +110,7 @@ func TestOverloadedProcessors(t *testing.T) {
 	var behind atomic.Bool
 	behind.Store(true)
 	s.gate.mu.Lock()
-	s.gate.busy = func(time.Time) bool { return behind.Load() }
+	s.gate.busy = func(_ time.Time, enough bool) bool { return enough && behind.Load() }
 	s.gate.mu.Unlock()
 	asking := askers(t, s)
 	answers := make(chan error, 3)
