@@ -14,6 +14,7 @@ import (
 
 	"kvindex/index"
 	"kvindex/pipeline/relay"
+	"kvindex/pipeline/secure"
 )
 
 const relayLong = `Forward the KV events of unmodified engines to the events topic: vLLM and SGLang over
@@ -40,7 +41,7 @@ index is told to forget the rank, and shows it as incomplete.
 The relay is ready, on /readyz, once it has caught up with every engine and Kafka takes
 its records; /v1/status says what is missing, by worker and rank.`
 
-const relayExample = `  kvindex relay --worker w0 --model qwen3 --block-size 16 --replay tcp://127.0.0.1:5558
+const relayExample = `  kvindex relay --worker w0 --model qwen3 --block-size 16 --replay tcp://127.0.0.1:5657
   kvindex relay --kind sglang --worker w1 --model qwen3 --block-size 64 --events tcp://10.0.0.7:5557
   kvindex relay --kind trtllm --worker w2 --model qwen3 --block-size 32 --events http://127.0.0.1:8000/kv_cache_events
   KVINDEX_WORKER=$POD_NAME kvindex relay --config relay.yaml --state-dir /var/lib/kvindex
@@ -49,6 +50,7 @@ const relayExample = `  kvindex relay --worker w0 --model qwen3 --block-size 16 
 func relayCommand() command {
 	cfg := relay.DefaultConfig()
 	one := relay.Engine{Kind: relay.VLLM, Ranks: 1}
+	var kafka secure.Kafka
 	var file string
 	var check bool
 	return command{
@@ -58,6 +60,7 @@ func relayCommand() command {
 		example: relayExample,
 		flags: func(fs *pflag.FlagSet) {
 			brokersFlag(fs, &cfg.Brokers)
+			kafkaSecurityFlags(fs, &kafka)
 			topicFlag(fs, &cfg.Topic)
 			for _, k := range engineKeys {
 				k.flag(fs, &one)
@@ -82,7 +85,7 @@ func relayCommand() command {
 			if err := engines(con, file, one, &cfg); err != nil {
 				return usageError{err}
 			}
-			if err := cfg.Validate(); err != nil {
+			if err := errors.Join(cfg.Validate(), kafka.Validate()); err != nil {
 				return usageError{err}
 			}
 			if check {
@@ -94,6 +97,10 @@ func relayCommand() command {
 			}
 			cfg.Version = buildVersion()
 			cfg.Logger = slog.Default()
+			if what := kafka.Exposed(); what != "" {
+				slog.Warn(what)
+			}
+			cfg.KafkaOptions = kafka.Options()
 			r, err := relay.New(cfg)
 			if err != nil {
 				return usageError{err}

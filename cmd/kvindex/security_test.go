@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"kvindex/cmd/kvindex/fakeengine"
 	"kvindex/pipeline/secure"
 	"kvindex/pipeline/secure/securetest"
 	"kvindex/testcontainers"
@@ -166,4 +168,50 @@ func TestAStageWithEveryLock(t *testing.T) {
 		}
 	}
 	stage.stop()
+}
+
+// TestARelayReachesASecuredKafka: with no more rights than operations.md asks for.
+func TestARelayReachesASecuredKafka(t *testing.T) {
+	var rights []kfake.ACL
+	for _, op := range []kmsg.ACLOperation{kmsg.ACLOperationWrite, kmsg.ACLOperationDescribe} {
+		rights = append(rights, kfake.ACL{Resource: kmsg.ACLResourceTypeTopic, Name: defaultTopic,
+			Pattern: kmsg.ACLResourcePatternTypeLiteral, Operation: op, Allow: true})
+	}
+	ca := securetest.NewCA(t)
+	broker := ca.Issue(t, "broker")
+	server := secure.Server{CertFile: broker.Cert, KeyFile: broker.Key}
+	cluster, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.TLS(server.Config(true, nil)), kfake.EnableSASL(), kfake.EnableACLs(),
+		kfake.SeedTopics(1, defaultTopic), kfake.Superuser("SCRAM-SHA-512", "admin", "the admin's"), kfake.User("SCRAM-SHA-256", "relay", "the relay's", rights...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cluster.Close()
+	cfg := fakeengine.DefaultConfig()
+	cfg.Listen, cfg.ReplayListen = "127.0.0.1:0", "127.0.0.1:0"
+	engine, err := fakeengine.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Close()
+	at, address := engine.State().Ranks[0], testcontainers.FreeAddress(t, 1)
+	relay, err := startChild(filepath.Join(t.TempDir(), "log"), relayCommandName, "--http-listen", address,
+		"--brokers", cluster.ListenAddrs()[0], "--kafka-tls", "--kafka-ca-file", ca.File,
+		"--kafka-sasl-mechanism", "scram-sha-256", "--kafka-user", "relay", "--kafka-password-file", secret(t, "the relay's"),
+		"--worker", "w0", "--model", "m", "--block-size", "64", "--events", at.Events, "--replay", at.Replay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(relay.kill)
+	testcontainers.Eventually(t, 30*time.Second, func() error {
+		resp, err := http.Get("http://" + address + "/readyz")
+		if err != nil {
+			return fmt.Errorf("%w\n%s", err, relay.lastWords())
+		}
+		defer resp.Body.Close()
+		if resp.StatusCode != http.StatusOK {
+			return fmt.Errorf("%s\n%s", resp.Status, relay.lastWords())
+		}
+		return nil
+	})
+	relay.stop()
 }
