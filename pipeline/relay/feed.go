@@ -155,6 +155,7 @@ type feedStatus struct {
 	Problem  string    // what is wrong now, empty if nothing is
 	InFlight int       // records
 	Bytes    int64     // of those
+	Stalled  bool      // Kafka acknowledges none of them
 	Failed   int64     // records that Kafka refused, ever
 	Heard    time.Time // when Kafka last acknowledged a record
 	Saved    time.Time // when the last checkpoint was written
@@ -348,7 +349,7 @@ func (f *feed) check() {
 	}
 	switch l := f.flight.look(); {
 	case l.failed:
-		f.say("Kafka refused a record", "error", l.err)
+		f.say("Kafka refused a record", "topic", f.out.topic, "error", l.err)
 		f.failures++
 		f.retryAt = f.cfg.now().Add(backoff(f.failures))
 		f.end(causeFailed, true)
@@ -577,7 +578,13 @@ func (f *feed) status() feedStatus {
 	s := f.seen
 	f.mu.Unlock()
 	l := f.flight.look()
-	s.InFlight, s.Bytes, s.Failed, s.Heard = l.records, l.bytes, l.lost, l.heard
+	s.InFlight, s.Bytes, s.Stalled, s.Failed, s.Heard = l.records, l.bytes, l.stalled, l.lost, l.heard
+	switch {
+	case s.State != stateNames[writing] && s.Cause == causeFailed.String() && l.err != nil:
+		s.Problem = join(s.Problem, fmt.Sprintf("Kafka refused a record of topic %s: %s", f.out.topic, l.err))
+	case s.Stalled:
+		s.Problem = join(s.Problem, "Kafka has acknowledged no record of topic "+f.out.topic+" for more than "+stalledAfter.String())
+	}
 	return s
 }
 

@@ -65,7 +65,7 @@ var rankGauges = []struct {
 		return truth(st == stateLive)
 	}},
 	{"writing", "1 if records are written; 0 while they are not, as Kafka does not take them or the engine's past is asked for.", func(_ *rank, f *feedStatus) float64 {
-		return truth(f.State == stateNames[writing])
+		return truth(f.State == stateNames[writing] && !f.Stalled)
 	}},
 	{"whole", "1 if all that the engine holds is known.", func(_ *rank, f *feedStatus) float64 { return truth(f.Whole) }},
 	{"hashes_aside", "Blocks that the engine holds and whose prefix is not known.", func(_ *rank, f *feedStatus) float64 { return float64(f.Aside) }},

@@ -181,8 +181,13 @@ type flight struct {
 	place   place     // of the epoch's last record that was acknowledged
 	astray  int64     // the newest epoch of which a record does not come after the one before
 	heard   time.Time // when the last record was acknowledged or, if later, the epoch began
+	waiting time.Time // since when Kafka has acknowledged nothing of what is in flight
 	lost    int64     // records that failed, ever
 }
+
+// stalledAfter is how long Kafka may acknowledge nothing of what is in flight
+// until that counts as trouble: longer than a change of a partition's leader.
+const stalledAfter = 10 * time.Second
 
 // place is where in the topic a record is.
 type place struct {
@@ -221,7 +226,8 @@ func (f *flight) look() (l flightState) {
 	defer f.mu.Unlock()
 	return flightState{
 		records: f.records, bytes: f.bytes, acked: f.acked, heard: f.heard, err: f.err, lost: f.lost, place: f.place,
-		failed: f.failed == f.epoch && f.epoch != 0, overdue: f.overdue == f.epoch && f.epoch != 0,
+		stalled: f.records > 0 && since(f.now(), f.waiting) > stalledAfter,
+		failed:  f.failed == f.epoch && f.epoch != 0, overdue: f.overdue == f.epoch && f.epoch != 0,
 		astray: f.astray == f.epoch && f.epoch != 0,
 	}
 }
@@ -237,6 +243,7 @@ type flightState struct {
 	failed  bool  // the current epoch lost a record
 	overdue bool  // a record of the current epoch came too late after the one before
 	astray  bool  // a record of the current epoch does not come after the one before
+	stalled bool  // Kafka acknowledges nothing of what is in flight, for longer than stalledAfter
 	place   place // of the current epoch's last record
 }
 
@@ -264,6 +271,9 @@ func (f *flight) room(n int64, dump bool) bool {
 	defer f.mu.Unlock()
 	if f.bytes+n > share || !f.out.reserve(n, budget) {
 		return false
+	}
+	if f.records == 0 {
+		f.waiting = f.now()
 	}
 	f.bytes += n
 	f.records++
@@ -303,7 +313,7 @@ func (s *sent) end(r *kgo.Record, err error) {
 		if !s.opens && since(now, f.heard) > f.late {
 			f.overdue = max(f.overdue, s.epoch)
 		}
-		f.heard = now
+		f.heard, f.waiting = now, now
 	}
 	f.mu.Unlock()
 	f.out.used.Add(-s.bytes)

@@ -125,7 +125,7 @@ func (r *Relay) Status() Status {
 		for reason, n := range k.leftOut() {
 			row.LeftOut[reason] = n
 		}
-		if !began || f.State != stateNames[writing] {
+		if !began || f.State != stateNames[writing] || f.Stalled {
 			st.Ready = false
 			text := fmt.Sprintf("%s/%d: %s, %s", f.Worker, f.Rank, source, f.State)
 			if row.Problem != "" {
