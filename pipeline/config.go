@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"kvindex/index"
+	"kvindex/pipeline/kafkalog"
 	"kvindex/pipeline/query"
 	"kvindex/pipeline/secure"
 )
@@ -190,7 +191,7 @@ func (c *Config) structure(h index.Hasher) index.Structure {
 func (c *Config) kafka(role string, more ...kgo.Opt) []kgo.Opt {
 	opts := []kgo.Opt{
 		kgo.SeedBrokers(c.Brokers...),
-		kgo.WithLogger(newKafkaLog(c.Logger, role)),
+		kgo.WithLogger(kafkalog.New(c.Logger, role)),
 		kgo.ClientID("kvindex-" + role + "-" + c.Instance),
 		kgo.DialTimeout(5 * time.Second),
 		kgo.RetryTimeout(20 * time.Second),

@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
-	"github.com/twmb/franz-go/plugin/kslog"
 	"go.opentelemetry.io/otel/trace"
 
+	"kvindex/pipeline/kafkalog"
 	"kvindex/pipeline/query"
 	"kvindex/pipeline/relay/zmtp"
 )
@@ -147,7 +147,7 @@ func (r *Relay) Run(ctx context.Context) error {
 func (r *Relay) kafka() []kgo.Opt {
 	opts := []kgo.Opt{
 		kgo.SeedBrokers(r.cfg.Brokers...),
-		kgo.WithLogger(kafkaLog{kslog.New(r.log.With("client", "relay")), r.log}),
+		kgo.WithLogger(kafkalog.New(r.log, "relay")),
 		kgo.ClientID("kvindex-relay-" + r.cfg.Instance),
 		kgo.DialTimeout(5 * time.Second),
 		kgo.RequestTimeoutOverhead(10 * time.Second),
@@ -155,21 +155,6 @@ func (r *Relay) kafka() []kgo.Opt {
 		kgo.MetadataMaxAge(30 * time.Second),
 	}
 	return append(append(opts, producerOptions()...), r.cfg.KafkaOptions...)
-}
-
-// kafkaLog is the client's log: its warnings and errors, and at debug level what
-// it tells of itself.
-type kafkaLog struct {
-	kgo.Logger
-	log *slog.Logger
-}
-
-// Level implements kgo.Logger.
-func (l kafkaLog) Level() kgo.LogLevel {
-	if l.log.Enabled(context.Background(), slog.LevelDebug) {
-		return kgo.LogLevelInfo
-	}
-	return kgo.LogLevelWarn
 }
 
 // source reads one engine, or one rank of it.
