@@ -110,7 +110,7 @@ func run(ctx context.Context, cmds []command, con *console, args []string) int {
 		return 0
 	}
 	code := exitCode(err, f.started, ctx.Err() != nil)
-	msg := strings.Join(strings.Fields(err.Error()), " ")
+	msg := joinLines(err.Error())
 	switch {
 	case code == codeInterrupted && errors.Is(err, context.Canceled):
 		msg = "interrupted"
@@ -119,6 +119,24 @@ func run(ctx context.Context, cmds []command, con *console, args []string) int {
 	}
 	fmt.Fprintf(con.err, "%s %s\n", con.errStyle.red("kvindex:"), msg)
 	return code
+}
+
+// joinLines puts the lines of an error, one for each thing that is wrong, into one.
+func joinLines(text string) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		line = strings.Join(strings.Fields(line), " ")
+		switch {
+		case line == "":
+			continue
+		case strings.HasSuffix(b.String(), "?"): // cobra's "Did you mean this?"
+			b.WriteString(" ")
+		case b.Len() > 0:
+			b.WriteString("; ")
+		}
+		b.WriteString(line)
+	}
+	return b.String()
 }
 
 // frame is one execution of the command line.

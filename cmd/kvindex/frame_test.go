@@ -164,6 +164,18 @@ func TestSettings(t *testing.T) {
 	}
 }
 
+func TestAnErrorIsOneLine(t *testing.T) {
+	for err, want := range map[string]string{
+		"one thing":                     "one thing",
+		"one thing\n  another\tthing\n": "one thing; another thing",
+		"unknown command \"srve\"\n\nDid you mean this?\n\tserve\n": "unknown command \"srve\"; Did you mean this? serve",
+	} {
+		if got := joinLines(err); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 func TestExitCodes(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -174,7 +186,7 @@ func TestExitCodes(t *testing.T) {
 		says string
 	}{
 		"done":               {t.Context(), nil, 0, ""},
-		"failed":             {t.Context(), errors.New("broken\npipe"), codeFailed, "kvindex: broken pipe\n"},
+		"failed":             {t.Context(), errors.New("broken\tpipe\n"), codeFailed, "kvindex: broken pipe\n"},
 		"usage":              {t.Context(), usagef("no"), codeUsage, "kvindex: no (see \"kvindex probe --help\")\n"},
 		"check":              {t.Context(), checkf("not ready"), codeCheck, "kvindex: not ready\n"},
 		"interrupted":        {ended, context.Canceled, codeInterrupted, "kvindex: interrupted\n"},
