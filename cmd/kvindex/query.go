@@ -187,7 +187,11 @@ func splitNumbers(data []byte, atEOF bool) (int, []byte, error) {
 }
 
 func printMatch(con *console, a *pb.MatchResponse, ordered bool, took time.Duration) error {
-	fmt.Fprintf(con.out, "%d blocks of %d tokens, %d workers hold some (%v)\n", a.Blocks, a.BlockSize, len(a.Matches), took.Round(10*time.Microsecond))
+	hold := "workers hold"
+	if len(a.Matches) == 1 {
+		hold = "worker holds"
+	}
+	fmt.Fprintf(con.out, "%d blocks of %d tokens, %d %s some (%v)\n", a.Blocks, a.BlockSize, len(a.Matches), hold, took.Round(10*time.Microsecond))
 	if a.Partial {
 		fmt.Fprintln(con.out, con.outStyle.yellow("partial: ")+strings.Join(a.Missing, "; "))
 	}

@@ -98,7 +98,7 @@ func TestWatchRedrawsTheTable(t *testing.T) {
 	if len(pages) != 9 || pages[0] != "" {
 		t.Fatalf("%d pages, want one an answer", len(pages)-1)
 	}
-	for i, want := range map[int]string{1: "0 workers hold some", 3: "900ms", 6: "catching up", 8: "1 workers hold some"} {
+	for i, want := range map[int]string{1: "0 workers hold some", 3: "900ms", 6: "catching up", 8: "1 worker holds some"} {
 		if !strings.Contains(pages[i], want) {
 			t.Errorf("page %d lacks %q:\n%s", i, want, pages[i])
 		}

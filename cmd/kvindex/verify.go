@@ -5,11 +5,11 @@ package main
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -42,7 +42,7 @@ func verifyCommand() command {
 		long: `Verify reads the events topic from its start with an independent, slow and simple
 implementation, waits until the stage has applied the very same offsets, and then compares
 what the stage knows of every worker and answers to random queries. Any difference is
-printed, and the exit code is 1.
+printed, and the exit code is 3.
 
 Answers can only be compared while no new records arrive; records that are far apart, such
 as heartbeats, do no harm. The log must be whole: what was trimmed cannot be checked. With
@@ -87,7 +87,9 @@ func (c *verifyConfig) run(ctx context.Context, con *console) error {
 	lines := bufio.NewScanner(con.in)
 	for {
 		bounded, cancel := context.WithTimeout(ctx, c.timeout)
+		quiet := v.tell(con)
 		res, err := v.verify(bounded, c.queries)
+		quiet()
 		cancel()
 		if err != nil {
 			return err
@@ -103,7 +105,7 @@ func (c *verifyConfig) run(ctx context.Context, con *console) error {
 		}
 	}
 	if different > 0 {
-		return errors.New("the stage differs from its topic")
+		return checkf("the stage differs from its topic")
 	}
 	return lines.Err()
 }
@@ -134,6 +136,7 @@ type verifier struct {
 	oracle  *verify.Oracle
 	read    map[int32]int64 // the oracle's offsets; nil before it has read anything
 	rng     *rand.Rand
+	does    atomic.Value // string: what it does right now
 }
 
 func newVerifier(kafka *kafkaAccess, stage *stageAccess, grace time.Duration, seed uint64) (*verifier, error) {
@@ -147,6 +150,7 @@ func newVerifier(kafka *kafkaAccess, stage *stageAccess, grace time.Duration, se
 		oracle:  verify.New(grace),
 		rng:     rand.New(rand.NewPCG(seed, 0x766572696679)),
 	}
+	v.does.Store("starting")
 	if v.cl, err = kafkaClient(kafka.brokers, opts...); err != nil {
 		return nil, err
 	}
@@ -157,6 +161,32 @@ func newVerifier(kafka *kafkaAccess, stage *stageAccess, grace time.Duration, se
 	}
 	return v, nil
 }
+
+// tell shows what the verifier does, once that takes a while, until quiet is called.
+func (v *verifier) tell(con *console) (quiet func()) {
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		shown := screen{w: con.err, style: con.errStyle}
+		defer shown.clear()
+		start, tick := time.Now(), time.NewTicker(tellAfter)
+		defer tick.Stop()
+		for {
+			select {
+			case <-done:
+				return
+			case <-tick.C:
+				shown.status(func() string {
+					return fmt.Sprintf("%s (%s)", v.does.Load(), time.Since(start).Round(time.Second))
+				})
+			}
+		}
+	}()
+	return func() { close(done); <-ended }
+}
+
+// tellAfter is how long a command may be silent.
+const tellAfter = 2 * time.Second
 
 func (v *verifier) close() {
 	v.stage.Close()
@@ -173,6 +203,7 @@ func (v *verifier) verify(ctx context.Context, n int) (verification, error) {
 		if err != nil {
 			return res, err
 		}
+		v.does.Store(fmt.Sprintf("%d of %d queries compared", res.Queries, n))
 		queries := v.queries(status, min(batch, n-res.Queries))
 		before, err := v.stage.Workers(ctx, "")
 		if err != nil {
@@ -223,6 +254,7 @@ func (v *verifier) verify(ctx context.Context, n int) (verification, error) {
 // catchUp returns once the stage is ready and has applied all there is, and the
 // oracle too.
 func (v *verifier) catchUp(ctx context.Context) (*pb.StatusResponse, error) {
+	v.does.Store("waiting for the stage at " + v.address + " to have applied all of its topic")
 	status, ends, err := stageAtEnd(ctx, v.address, v.stage, v.adm)
 	if err != nil {
 		return nil, err
@@ -243,6 +275,7 @@ func (v *verifier) catchUp(ctx context.Context) (*pb.StatusResponse, error) {
 		}
 	}
 	if !maps.Equal(v.read, ends) {
+		v.does.Store("reading topic " + topic)
 		if err := v.oracle.Read(ctx, v.opts, topic, v.read, ends); err != nil {
 			return nil, err
 		}

@@ -1,8 +1,10 @@
 package main
 
 import (
+	"bytes"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"kvindex/index"
@@ -10,6 +12,30 @@ import (
 	"kvindex/pipeline/verify"
 	"kvindex/schemas"
 )
+
+// TestVerifyTellsWhatItDoes: not at once, and no more after.
+func TestVerifyTellsWhatItDoes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var v verifier
+		v.does.Store("reading topic kv-events")
+		var said bytes.Buffer
+		wait := func(long time.Duration) {
+			time.Sleep(long)
+			synctest.Wait()
+		}
+		quiet := v.tell(&console{err: &said})
+		wait(tellAfter - 1)
+		if said.Len() > 0 {
+			t.Errorf("%q at once", said.String())
+		}
+		wait(1)
+		quiet()
+		wait(time.Minute)
+		if want := "reading topic kv-events (2s)\n"; said.String() != want {
+			t.Errorf("%q, want %q", said.String(), want)
+		}
+	})
+}
 
 // TestVerifyFindsDifferences holds hand-made answers to a topic of two workers:
 // a holds three blocks, b one.
