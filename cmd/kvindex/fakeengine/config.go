@@ -57,7 +57,7 @@ func DefaultConfig() Config {
 	return Config{
 		Kind: VLLM, Shape: Map, Hashes: Int,
 		BlockSize: 64, Ranks: 1, Capacity: 4096,
-		Listen: "127.0.0.1:5557", ReplayListen: "127.0.0.1:6557", BufferSteps: 1000,
+		Listen: "127.0.0.1:5557", ReplayListen: "127.0.0.1:5657", BufferSteps: 1000,
 		Rate: 10, Seed: 1,
 		Logger: slog.Default(),
 	}
