@@ -47,7 +47,7 @@ the processor: measure again. Compare figures of one machine and one hour.`,
   kvindex bench index --file conv-w64-best.kvw --runs 20 --cpu-profile seq.pprof && go tool pprof seq.pprof`,
 		flags: func(fs *pflag.FlagSet) {
 			fs.StringVar(&c.File, "file", c.File, "workload `file`")
-			fs.Var(&choice{&c.Mode, bench.Modes()}, "mode", "what to measure, `mode`")
+			fs.Var(&choice{&c.Mode, bench.Modes()}, "mode", "measure in this `mode`")
 			fs.Var(&choice{&c.Structure, bench.Structures()}, "structure", "`structure` to measure")
 			fs.IntVar(&c.Runs, "runs", c.Runs, "seq, pool, dump: tell the median of so `many`")
 			fs.IntVar(&c.EventWorkers, "event-workers", c.EventWorkers, "pool, mixed: `goroutines` that apply events")

@@ -55,7 +55,7 @@ Compare figures of one line with one another; times of another hour are another 
   kvindex bench relay --mode memory --batches 1000000
   kvindex bench relay --mode visible --rate 200 --seconds 30 --brokers 127.0.0.1:9092`,
 		flags: func(fs *pflag.FlagSet) {
-			fs.Var(&choice{&c.Mode, append(bench.RelayModes(), modeVisible)}, "mode", "what to measure, `mode`")
+			fs.Var(&choice{&c.Mode, append(bench.RelayModes(), modeVisible)}, "mode", "measure in this `mode`")
 			fs.Int64Var(&c.Batches, "batches", c.Batches, "throughput, memory: so many `batches`")
 			fs.IntVar(&c.Runs, "runs", c.Runs, "throughput: tell the medians of so `many`")
 			fs.StringSliceVar(&c.Brokers, "brokers", nil, "throughput, visible: Kafka brokers to start from, `host:port,...`")

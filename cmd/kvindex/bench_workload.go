@@ -45,7 +45,7 @@ tells what is in it.`,
 			fs.IntVar(&g.Replicas, "replicas", g.Replicas, "`copies` of each worker in all, with the same events")
 			fs.IntVar(&g.Capacity, "capacity", g.Capacity, "`blocks` that a worker's cache holds")
 			fs.IntVar(&g.BlockSize, "block", g.BlockSize, "`tokens` a block; must divide 512")
-			fs.Var(&choice{(*string)(&g.Route), []string{string(kvw.Random), string(kvw.Best)}}, "route", "send requests to a random worker, or to the best: longest cached prefix less recent work, `way`")
+			fs.Var(&choice{(*string)(&g.Route), []string{string(kvw.Random), string(kvw.Best)}}, "route", "send requests this `way`: to a random worker, or to the best, of the longest cached prefix less recent work")
 			fs.IntVar(&g.Limit, "limit", g.Limit, "stop after `N` requests (0: all)")
 			fs.Uint64Var(&g.Seed, "seed", g.Seed, "seed of everything random")
 		},

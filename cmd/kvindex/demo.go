@@ -85,6 +85,8 @@ see "kvindex serve --help".`,
 				return usagef("--requests %d: want at least 10", c.requests)
 			case c.relay && c.requests < 10*demoMoments:
 				return usagef("--requests %d: with --relay want at least %d", c.requests, 10*demoMoments)
+			case c.sim.workers < 1 || c.sim.capacity < 1:
+				return usagef("--workers %d, --capacity %d: want at least 1 of each", c.sim.workers, c.sim.capacity)
 			case c.relay && c.keep:
 				return usagef("--keep does not go with --relay: its engines serve what the demo gives them")
 			}

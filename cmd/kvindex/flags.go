@@ -62,7 +62,8 @@ func (c *choice) String() string {
 	}
 	return *c.value
 }
-func (c *choice) Type() string { return "string" }
+func (c *choice) values() []string { return c.of }
+func (c *choice) Type() string     { return "string" }
 func (c *choice) Set(s string) error {
 	if !slices.Contains(c.of, s) {
 		return fmt.Errorf("%q is not one of %s", s, strings.Join(c.of, ", "))

@@ -179,6 +179,13 @@ func (f *frame) cobra(c command) *cobra.Command {
 	if c.flags != nil {
 		cc.Flags().SortFlags = false
 		c.flags(cc.Flags())
+		cc.Flags().VisitAll(func(fl *pflag.Flag) {
+			if v, ok := fl.Value.(interface{ values() []string }); ok {
+				if err := cc.RegisterFlagCompletionFunc(fl.Name, cobra.FixedCompletions(v.values(), cobra.ShellCompDirectiveNoFileComp)); err != nil {
+					panic("BUG: " + err.Error())
+				}
+			}
+		})
 	}
 	for _, s := range c.sub {
 		cc.AddCommand(f.cobra(s))

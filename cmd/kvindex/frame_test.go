@@ -247,7 +247,14 @@ func TestCompletion(t *testing.T) {
 			t.Errorf("%s: code %d, %d bytes", shell, got.code, len(got.out))
 		}
 	}
-	if got := execute(t, "__complete", "topics", ""); !strings.Contains(got.out, "check") {
-		t.Errorf("completion after topics: %q", got.out)
+	for args, want := range map[string]string{
+		"topics ":          "check\t",
+		"relay --state":    "--state-dir\t",
+		"relay --kind ":    "vllm\nsglang\ntrtllm\ntrtllm-stream\n",
+		"status --output ": "text\njson\n",
+	} {
+		if got := execute(t, append([]string{"__complete"}, strings.Split(args, " ")...)...); !strings.Contains(got.out, want) {
+			t.Errorf("%q completes to %q, want %q", args, got.out, want)
+		}
 	}
 }

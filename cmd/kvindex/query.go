@@ -64,7 +64,7 @@ line is printed whenever the answer has changed, until it is interrupted.`,
 			fs.StringVar(&c.locals, "local-hashes", "", "the prompt's blocks instead, as `hashes`")
 			fs.StringVar(&c.req.Lora, "lora", "", "`name` of the LoRA adapter")
 			fs.StringVar(&c.req.Salt, "salt", "", "cache `salt`")
-			fs.StringSliceVar(&c.req.Workers, "workers-only", nil, "answer only these workers, `names`")
+			fs.StringSliceVar(&c.req.Workers, "workers-only", nil, "answer only workers of these `names`")
 			fs.Uint32Var(&c.req.TopK, "top-k", 0, "answer only the `k` deepest; 0: all")
 			fs.Uint32Var(&c.req.MinDepthBlocks, "min-depth", 0, "answer only workers that hold so many leading `blocks`, in whatever tiers")
 			fs.StringVar(&c.req.Hasher, "hasher", "", "flash, dynamo or opaque `scheme` of the model; empty: the only one there is of it")

@@ -22,7 +22,7 @@ ZeroMQ, TensorRT-LLM over HTTP or, in its streaming form, ZeroMQ.
 
 One engine is told by flags, as a sidecar has it; --worker is its name, the one that
 routers know it by, and in Kubernetes best the pod's, given as KVINDEX_WORKER. Several
-are listed in a YAML file, --engines FILE; --help of the flags says what each key means:
+are listed in a YAML file, --engines FILE, with the flags from --worker to --media as keys:
 
   engines:
     - worker: llama-0
@@ -146,6 +146,12 @@ var defaultEvents = map[relay.Kind]string{
 // kindFlag is a relay.Kind.
 type kindFlag relay.Kind
 
+func (f *kindFlag) values() (all []string) {
+	for _, k := range relay.Kinds {
+		all = append(all, string(k))
+	}
+	return all
+}
 func (f *kindFlag) Type() string   { return "kind" }
 func (f *kindFlag) String() string { return string(*f) }
 func (f *kindFlag) Set(s string) error {

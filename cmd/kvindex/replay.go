@@ -66,7 +66,7 @@ ends the replay early; the summary is printed all the same.`,
 			fs.IntVar(&c.limit, "limit", 0, "stop after `N` requests (0: all)")
 			fs.DurationVar(&c.duration, "duration", 0, "stop after this `time` (0: when the trace ends)")
 			fs.Float64Var(&c.sim.speed, "speed", c.sim.speed, "`times` the trace's own speed; 0: as fast as possible")
-			fs.Var(&choice{&c.sim.route, []string{routeIndex, routeRandom}}, "route", "send requests by the index or at random, `way`")
+			fs.Var(&choice{&c.sim.route, []string{routeIndex, routeRandom}}, "route", "send requests this `way`: by the index, or random")
 			fs.IntVar(&c.sim.workers, "workers", c.sim.workers, "workers in the fleet")
 			fs.StringVar(&c.sim.prefix, "worker-prefix", c.sim.prefix, "workers are called this and a number; two replays at once need two `names`")
 			fs.IntVar(&c.sim.capacity, "capacity", c.sim.capacity, "`blocks` that a worker's cache holds")

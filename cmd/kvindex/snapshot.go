@@ -47,7 +47,7 @@ anything.`,
 				c.kafka.flags(fs)
 				topicFlag(fs, &c.topic)
 				snapshotTopicFlag(fs, &c.snapshotTopic)
-				fs.Int32SliceVar(&c.partitions, "partition", nil, "look only at these partitions, `numbers`")
+				fs.Int32SliceVar(&c.partitions, "partition", nil, "look only at the partitions of these `numbers`")
 				fs.DurationVar(&c.timeout, "timeout", time.Minute, "give up after this `time`")
 				outputFlag(fs, &c.output)
 			},
@@ -130,7 +130,7 @@ func (c *inspectConfig) run(ctx context.Context, con *console) error {
 		err = printInspected(con, parts)
 	}
 	if err == nil && problems > 0 {
-		err = checkf("a restore would discard something: %d problems", problems)
+		err = checkf("a restore would discard something (problems: %d)", problems)
 	}
 	return err
 }

@@ -147,7 +147,7 @@ func (c *topicsConfig) create(ctx context.Context, con *console, adm *kadm.Clien
 		switch {
 		case errors.Is(err, kerr.TopicAlreadyExists):
 			if con != nil {
-				fmt.Fprintf(con.out, "%s exists\n", t.name)
+				fmt.Fprintf(con.out, "%s exists, and stays as it is\n", t.name)
 			}
 		case err != nil:
 			if resp.ErrMessage != "" {
