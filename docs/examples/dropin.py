@@ -4,7 +4,7 @@ import requests, xxhash
 
 cli = argparse.ArgumentParser(description=__doc__)
 cli.add_argument("--url", default="http://127.0.0.1:7401")
-cli.add_argument("--model", default="demo")
+cli.add_argument("--model", default="example")
 args = cli.parse_args()
 
 BLOCK, SEED = 16, 1337  # tokens a block; the seed of every hash

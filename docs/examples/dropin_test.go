@@ -23,7 +23,7 @@ func TestForeignClients(t *testing.T) {
 	topic := testcontainers.NewTopic(t, b, "kv-events", 1, nil)
 	ask, grpcAddr, httpAddr := stage(t, b, topic)
 	produced := run(t, python, "--brokers", strings.Join(b.Brokers(), ","), "--topic", topic, "--worker", "42")
-	ask(produced.Tokens, verify.State{WorkerRank: verify.WorkerRank{Worker: "42"}, Model: "demo"}, 5)
+	ask(produced.Tokens, verify.State{WorkerRank: verify.WorkerRank{Worker: "42"}, Model: "example"}, 5)
 
 	out := output(t, client, "dropin.py", "--url", "http://"+httpAddr)
 	var answers map[string]json.RawMessage
@@ -36,7 +36,7 @@ func TestForeignClients(t *testing.T) {
 	for path, want := range map[string]string{
 		"/mooncake/query": mooncake, "/mooncake/query_by_hash": mooncake,
 		"/dynamo/query": dynamo, "/dynamo/query_by_hash": dynamo,
-		"/dynamo/workers": fmt.Sprintf(`[{"instance_id": 42, "source": "kafka", "status": "active", "model_name": "demo", "routing_group": "default", `+
+		"/dynamo/workers": fmt.Sprintf(`[{"instance_id": 42, "source": "kafka", "status": "active", "model_name": "example", "routing_group": "default", `+
 			`"block_size": 16, "endpoints": {"0": %q}, "listeners": {"0": {"endpoint": %q, "status": "active"}}}]`, place, place),
 	} {
 		if got := string(answers[path]); got != want {
@@ -50,7 +50,7 @@ func TestForeignClients(t *testing.T) {
 		hashes = append(hashes, fmt.Sprint(uint64(h)))
 	}
 	for _, prompt := range []map[string]any{{"tokens": produced.Tokens}, {"local_hashes": hashes}} {
-		prompt["model"] = "demo"
+		prompt["model"] = "example"
 		body, err := json.Marshal(prompt)
 		if err != nil {
 			t.Fatal(err)

@@ -172,7 +172,7 @@ func TestPythonProducer(t *testing.T) {
 			t.Errorf("sequence hashes %d, want %d", s.SeqHashes, chain)
 		}
 		want := verify.State{
-			WorkerRank: verify.WorkerRank{Worker: worker}, Partition: murmur2(worker, partitions), Model: "demo", BlockSize: 16, Hasher: "flash",
+			WorkerRank: verify.WorkerRank{Worker: worker}, Partition: murmur2(worker, partitions), Model: "example", BlockSize: 16, Hasher: "flash",
 			Producer: fmt.Sprintf("producer.py-%d", s.Epoch), Epoch: s.Epoch, Seq: 1, Blocks: [index.Tiers]int{len(locals)},
 		}
 		check(t, b, topic, want, locals)

@@ -5,7 +5,7 @@ import kvindex_pb2 as pb, kvindex_pb2_grpc  # made from kvindex.proto
 
 cli = argparse.ArgumentParser(description=__doc__)
 cli.add_argument("--address", action="append", help="host:port of a replica; several are asked in turn (default 127.0.0.1:7400)")
-cli.add_argument("--model", default="demo")
+cli.add_argument("--model", default="example")
 cli.add_argument("--top-k", type=int, default=8)
 cli.add_argument("--timeout", type=float, default=1.0, help="seconds for an answer")
 cli.add_argument("--min-offset", action="append", default=[], help="partition=offset of a record that must be in the answer")

@@ -68,7 +68,7 @@ func TestPythonQuery(t *testing.T) {
 		worker := fmt.Sprintf("wörker-%d", i)
 		held[worker+"/0"] = 1 + rng.IntN(len(chain))
 		value, err := schemas.AppendBatch(nil, &schemas.Batch{
-			Producer: []byte("p"), Worker: []byte(worker), Epoch: 1, Model: []byte("demo"), BlockSize: blockSize,
+			Producer: []byte("p"), Worker: []byte(worker), Epoch: 1, Model: []byte("example"), BlockSize: blockSize,
 			Events: []schemas.Event{{Kind: schemas.KindStored, Stored: index.Stored{Locals: chain[:held[worker+"/0"]]}}}})
 		if err != nil {
 			t.Fatal(err)
