@@ -11,13 +11,16 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
+// patience bounds what a broker needs a moment for.
+const patience = time.Minute
+
 // consume reads the topic with a plain client until it has n records.
 func consume(t *testing.T, b Broker, topic string, n int, opts ...kgo.Opt) []*kgo.Record {
 	t.Helper()
 	cl := Client(t, b, append(opts, kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))...)
 	var got []*kgo.Record
 	for len(got) < n {
-		fetches := cl.PollFetches(deadline(t, 30*time.Second))
+		fetches := cl.PollFetches(deadline(t, patience))
 		if err := fetches.Err(); err != nil {
 			t.Fatalf("after %d of %d records: %v", len(got), n, err)
 		}
@@ -31,7 +34,7 @@ func produce(t *testing.T, cl *kgo.Client, topic string, values ...string) {
 	t.Helper()
 	for _, v := range values {
 		r := &kgo.Record{Topic: topic, Key: []byte(v), Value: []byte(v)}
-		if err := cl.ProduceSync(deadline(t, 30*time.Second), r).FirstErr(); err != nil {
+		if err := cl.ProduceSync(deadline(t, patience), r).FirstErr(); err != nil {
 			t.Fatalf("produce %q: %v", v, err)
 		}
 	}
@@ -79,7 +82,7 @@ func TestTransaction(t *testing.T) {
 				t.Fatal(err)
 			}
 			produce(t, cl, topic, fmt.Sprint(i))
-			if err := cl.EndTransaction(deadline(t, 30*time.Second), how); err != nil {
+			if err := cl.EndTransaction(deadline(t, patience), how); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -195,7 +198,7 @@ func TestPause(t *testing.T) {
 		if err != nil {
 			t.Errorf("after the pause: %v", err)
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(patience):
 		t.Error("no answer after the pause")
 	}
 }

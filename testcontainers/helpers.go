@@ -18,7 +18,7 @@ import (
 )
 
 // opTimeout bounds one administrative operation of a helper, retries included.
-const opTimeout = 30 * time.Second
+const opTimeout = time.Minute
 
 // Name returns prefix with a random suffix: a topic, group or transactional id that no other test uses.
 func Name(prefix string) string { return prefix + "-" + strings.ToLower(rand.Text()[:8]) }

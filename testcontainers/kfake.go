@@ -3,10 +3,11 @@
 package testcontainers
 
 import (
+	"errors"
 	"fmt"
-	"net"
 	"strconv"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kfake"
@@ -24,6 +25,7 @@ type KfakeConfig struct {
 // ignores min.compaction.lag.ms. Safe for concurrent use.
 type Kfake struct {
 	cfg   KfakeConfig
+	ports []*claim // the nodes', whether it runs or not
 	addrs []string
 
 	mu      sync.Mutex     // guards what follows
@@ -33,12 +35,34 @@ type Kfake struct {
 // StartKfake starts a broker; the caller closes it.
 func StartKfake(cfg KfakeConfig) (*Kfake, error) {
 	cfg.Nodes = max(cfg.Nodes, 1)
-	k := &Kfake{cfg: cfg}
-	if err := k.open(kfake.NumBrokers(cfg.Nodes)); err != nil {
-		return nil, err
+	// Between the choice of a free port and its use, somebody else may take it: then all is chosen anew.
+	for attempt := 1; ; attempt++ {
+		k := &Kfake{cfg: cfg}
+		err := k.choose()
+		if err == nil {
+			err = k.open()
+		}
+		if err == nil {
+			k.addrs = k.cluster.ListenAddrs()
+			return k, nil
+		}
+		k.Close()
+		if attempt == 3 || !errors.Is(err, syscall.EADDRINUSE) {
+			return nil, err
+		}
 	}
-	k.addrs = k.cluster.ListenAddrs()
-	return k, nil
+}
+
+// choose claims a port for each node.
+func (k *Kfake) choose() error {
+	for range k.cfg.Nodes {
+		c, err := claimPorts(1)
+		if err != nil {
+			return err
+		}
+		k.ports = append(k.ports, c)
+	}
+	return nil
 }
 
 // NewKfake is [StartKfake] for a test: an error fails it, and the broker ends with it.
@@ -52,9 +76,13 @@ func NewKfake(t testing.TB, cfg KfakeConfig) *Kfake {
 	return k
 }
 
-// open starts the cluster, with nodes chosen by the option.
-func (k *Kfake) open(nodes kfake.Opt) error {
-	opts := []kfake.Opt{nodes, kfake.BrokerConfigs(map[string]string{
+// open starts the cluster.
+func (k *Kfake) open() error {
+	var ports []int
+	for _, c := range k.ports {
+		ports = append(ports, c.first)
+	}
+	opts := []kfake.Opt{kfake.Ports(ports...), kfake.BrokerConfigs(map[string]string{
 		"default.replication.factor":           strconv.Itoa(k.cfg.Nodes),
 		"group.min.session.timeout.ms":         "1000",
 		"group.consumer.heartbeat.interval.ms": "500",
@@ -92,21 +120,9 @@ func (k *Kfake) Restart() error {
 	if k.cluster == nil {
 		return fmt.Errorf("restart kfake: it is closed")
 	}
-	ports := make([]int, 0, len(k.addrs))
-	for _, a := range k.addrs {
-		_, port, err := net.SplitHostPort(a)
-		if err != nil {
-			return fmt.Errorf("restart kfake: %w", err)
-		}
-		n, err := strconv.Atoi(port)
-		if err != nil {
-			return fmt.Errorf("restart kfake: %w", err)
-		}
-		ports = append(ports, n)
-	}
 	k.cluster.Close()
 	k.cluster = nil
-	return k.open(kfake.Ports(ports...))
+	return k.open()
 }
 
 // Close stops the broker. A data directory stays.
@@ -116,6 +132,9 @@ func (k *Kfake) Close() error {
 	if k.cluster != nil {
 		k.cluster.Close()
 		k.cluster = nil
+	}
+	for _, c := range k.ports {
+		c.release()
 	}
 	return nil
 }

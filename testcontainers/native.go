@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -53,6 +52,7 @@ type Native struct {
 	nodes      []*node
 	addrs      []string
 	more       map[string][]string // of NativeConfig.Listeners, the nodes' addresses
+	ports      []*claim            // of all
 
 	closeOnce sync.Once
 	closeErr  error
@@ -108,15 +108,19 @@ func startNative(ctx context.Context, java, jars string, cfg NativeConfig) (*Nat
 // configure chooses ports and writes every node's directory.
 func (n *Native) configure(cfg NativeConfig) error {
 	count := max(cfg.Nodes, 1)
-	ports, err := freePorts((2 + len(cfg.Listeners)) * count)
-	if err != nil {
-		return err
+	var ports []int
+	for range (2 + len(cfg.Listeners)) * count {
+		c, err := claimPorts(1)
+		if err != nil {
+			return err
+		}
+		n.ports = append(n.ports, c)
+		ports = append(ports, c.first)
 	}
-	addr := func(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
 	brokers, controllers := ports[:count], ports[count:2*count]
 	var voters []string
 	for i, p := range controllers {
-		voters = append(voters, fmt.Sprintf("%d@%s", i+1, addr(p)))
+		voters = append(voters, fmt.Sprintf("%d@%s", i+1, loopback(p)))
 	}
 	replicas, insync := 1, 1
 	if count >= 3 {
@@ -126,13 +130,13 @@ func (n *Native) configure(cfg NativeConfig) error {
 		d := filepath.Join(n.dir, strconv.Itoa(i))
 		var props strings.Builder
 		fmt.Fprintf(&props, "node.id=%d\ncontroller.quorum.voters=%s\nlog.dirs=%s\n", i+1, strings.Join(voters, ","), filepath.Join(d, "data"))
-		advertised := "PLAINTEXT://" + addr(brokers[i])
+		advertised := "PLAINTEXT://" + loopback(brokers[i])
 		for j, name := range cfg.Listeners {
-			at := addr(ports[(2+j)*count+i])
+			at := loopback(ports[(2+j)*count+i])
 			n.more[name] = append(n.more[name], at)
 			advertised += "," + name + "://" + at
 		}
-		fmt.Fprintf(&props, "listeners=CONTROLLER://%s,%s\nadvertised.listeners=%[2]s\n", addr(controllers[i]), advertised)
+		fmt.Fprintf(&props, "listeners=CONTROLLER://%s,%s\nadvertised.listeners=%[2]s\n", loopback(controllers[i]), advertised)
 		fmt.Fprintf(&props, "default.replication.factor=%d\nmin.insync.replicas=%d\n", replicas, insync)
 		for _, log := range []string{"offsets.topic", "transaction.state.log", "share.coordinator.state.topic"} {
 			fmt.Fprintf(&props, "%s.replication.factor=%d\n", log, replicas)
@@ -151,8 +155,8 @@ func (n *Native) configure(cfg NativeConfig) error {
 		if err := os.WriteFile(filepath.Join(d, "log4j2.properties"), log4jProperties, 0o644); err != nil {
 			return err
 		}
-		n.nodes = append(n.nodes, &node{id: int32(i + 1), dir: d, addr: addr(brokers[i])})
-		n.addrs = append(n.addrs, addr(brokers[i]))
+		n.nodes = append(n.nodes, &node{id: int32(i + 1), dir: d, addr: loopback(brokers[i])})
+		n.addrs = append(n.addrs, loopback(brokers[i]))
 	}
 	return nil
 }
@@ -364,6 +368,9 @@ func (n *Native) Close() error {
 			}
 			return nil
 		})
+		for _, c := range n.ports {
+			c.release()
+		}
 		n.closeErr = os.RemoveAll(n.dir)
 	})
 	return n.closeErr

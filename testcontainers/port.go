@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"net"
 	"strconv"
-	"sync"
 	"testing"
 )
 
@@ -15,60 +14,60 @@ import (
 // finds its port free when it comes back.
 const lowPort, highPort = 20000, 32000
 
-// given has the ports given out by this process, which nobody else of it gets.
-var given = struct {
-	sync.Mutex
-	ports map[int]bool
-}{ports: map[int]bool{}}
-
-// FreeAddress returns a host:port on loopback that nothing listens on, nor on the row-1 ports after it. It is for what is
-// started, killed and started again, which a port that the system chose is not: somebody's connection may have it meanwhile.
+// FreeAddress returns a host:port on loopback that nothing listens on, nor on the row-1 ports after it, and that no other test is
+// given until this one ends. It is for what is started, killed and started again, which a port that the system chose is not:
+// somebody's connection may have it meanwhile.
 func FreeAddress(t testing.TB, row int) string {
 	t.Helper()
-	port, err := freePort(row)
+	c, err := claimPorts(row)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	t.Cleanup(c.release)
+	return loopback(c.first)
 }
 
-// freePorts returns n ports that nothing on 127.0.0.1 listens on.
-func freePorts(n int) ([]int, error) {
-	ports := make([]int, n)
-	for i := range ports {
-		var err error
-		if ports[i], err = freePort(1); err != nil {
-			return nil, err
-		}
-	}
-	return ports, nil
+// claim is a row of ports that no other test process on the machine is given, also while what they are for is down: the UDP socket
+// of each is held.
+type claim struct {
+	first int
+	held  []net.PacketConn
 }
 
-// freePort returns the first of row ports.
-func freePort(row int) (int, error) {
-	given.Lock()
-	defer given.Unlock()
+// claimPorts claims a row of ports that nothing listens on.
+func claimPorts(row int) (*claim, error) {
 	for range 1000 {
-		first := lowPort + rand.IntN(highPort-lowPort-row)
-		free := 0
-		for ; free < row && !given.ports[first+free] && nobodyListens(first+free); free++ {
+		c := &claim{first: lowPort + rand.IntN(highPort-lowPort-row)}
+		if c.take(row) {
+			return c, nil
 		}
-		if free < row {
-			continue
-		}
-		for i := range row {
-			given.ports[first+i] = true
-		}
-		return first, nil
+		c.release()
 	}
-	return 0, fmt.Errorf("no %d free ports in a row on 127.0.0.1 between %d and %d", row, lowPort, highPort)
+	return nil, fmt.Errorf("no %d free ports in a row on 127.0.0.1 between %d and %d", row, lowPort, highPort)
 }
 
-func nobodyListens(port int) bool {
-	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-	if err != nil {
-		return false
+// take reports whether the row's ports were free.
+func (c *claim) take(row int) bool {
+	for port := c.first; port < c.first+row; port++ {
+		udp, err := net.ListenPacket("udp", loopback(port))
+		if err != nil {
+			return false
+		}
+		c.held = append(c.held, udp)
+		tcp, err := net.Listen("tcp", loopback(port))
+		if err != nil {
+			return false
+		}
+		tcp.Close()
 	}
-	l.Close()
 	return true
 }
+
+// release gives the ports to others.
+func (c *claim) release() {
+	for _, udp := range c.held {
+		udp.Close()
+	}
+}
+
+func loopback(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }

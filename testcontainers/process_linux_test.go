@@ -51,7 +51,7 @@ func TestProcessDiesWithItsParent(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		t.Error("the process outlives its parent")
 	}
 	child.Wait() // killed, as meant
