@@ -23,7 +23,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"kvindex/index"
 	"kvindex/pipeline"
@@ -620,7 +619,7 @@ func startStage(t *testing.T, b testcontainers.Broker, topic string) *client.Cli
 			t.Errorf("stage: %v", err)
 		}
 	})
-	cl, err := client.Dial(cfg.GRPCListen, 10*time.Second)
+	cl, err := client.Dial(cfg.GRPCListen, patience)
 	if err != nil {
 		t.Fatal(err)
 	}

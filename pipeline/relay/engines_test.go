@@ -49,9 +49,9 @@ func newEngineUnderTest(t *testing.T, f form, seed uint64) *engineUnderTest {
 	t.Helper()
 	cfg := fakeengine.DefaultConfig()
 	cfg.Kind, cfg.Shape, cfg.Hashes = string(f.kind), f.shape, f.hashes
-	cfg.Listen, cfg.ReplayListen, cfg.BufferSteps = "127.0.0.1:0", "", 30
+	cfg.Listen, cfg.ReplayListen, cfg.BufferSteps = testcontainers.FreeAddress(t, 1), "", 30
 	if f.replay {
-		cfg.ReplayListen = "127.0.0.1:0"
+		cfg.ReplayListen = testcontainers.FreeAddress(t, 1)
 	}
 	cfg.Rate, cfg.Capacity, cfg.HostCapacity, cfg.Salt, cfg.Seed = 0, 150, 100, 0.3, seed
 	if f.kind == VLLM || f.shape == fakeengine.Map {
@@ -214,7 +214,6 @@ func TestTopicIsWhatEnginesHold(t *testing.T) {
 func (r *topicReader) compare(t *testing.T, relay *running, e *engineUnderTest, round int) {
 	t.Helper()
 	name := e.form.name + "/0"
-	patience := patience
 	served := false
 	testcontainers.Eventually(t, patience, func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)

@@ -54,7 +54,7 @@ func removedBatch(n int, hash uint64) *engine.Batch {
 // calm ticks until the feeds write and have nothing in flight.
 func calm(t *testing.T, feeds ...*feed) {
 	t.Helper()
-	testcontainers.Eventually(t, 30*time.Second, func() error {
+	testcontainers.Eventually(t, patience, func() error {
 		for _, f := range feeds {
 			f.tick(time.Now(), false)
 			if s := f.status(); f.state != writing || s.InFlight > 0 {
@@ -233,7 +233,7 @@ func TestTopicComesLater(t *testing.T) {
 	}
 	f.empty(true, causeStart)
 	f.applyBatch(storedBatch(10, 1))
-	testcontainers.Eventually(t, 30*time.Second, func() error {
+	testcontainers.Eventually(t, patience, func() error {
 		f.tick(time.Now(), true)
 		if f.failures == 0 {
 			return fmt.Errorf("no failure: %+v", f.status())
@@ -308,7 +308,7 @@ func TestPartitionsAdded(t *testing.T) {
 	first := f.record.Epoch
 	testcontainers.AddPartitions(t, b, topic, after)
 	n := uint64(1000)
-	testcontainers.Eventually(t, 30*time.Second, func() error {
+	testcontainers.Eventually(t, patience, func() error {
 		f.applyBatch(storedBatch(1, n))
 		n++
 		calm(t, f)
@@ -364,7 +364,7 @@ func TestTopicMadeAnew(t *testing.T) {
 	defer func() {
 		t.Logf("last error %v, lost %d, epoch %d seq %d", f.flight.look().err, f.flight.look().lost, f.record.Epoch, f.record.Seq)
 	}()
-	testcontainers.Eventually(t, 30*time.Second, func() error {
+	testcontainers.Eventually(t, patience, func() error {
 		f.applyBatch(storedBatch(1, n))
 		n++
 		calm(t, f)

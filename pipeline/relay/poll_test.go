@@ -261,7 +261,6 @@ func TestPolls(t *testing.T) {
 func TestPollOfSlowAndGone(t *testing.T) {
 	s := newEventServer(t)
 	p, feeds := newTestPoller(t, s.URL, 0, 1)
-	p.client.Timeout = 200 * time.Millisecond
 	s.publish(-1, 0, 1)
 	if err := p.poll(t.Context()); err != nil {
 		t.Fatal(err)
@@ -273,9 +272,12 @@ func TestPollOfSlowAndGone(t *testing.T) {
 		w.(http.Flusher).Flush()
 		<-hung
 	}
+	patient := p.client.Timeout
+	p.client.Timeout = 200 * time.Millisecond
 	if err := p.poll(t.Context()); err == nil {
 		t.Error("no error")
 	}
+	p.client.Timeout = patient
 	close(hung)
 	s.Close()
 	for range 2 {
