@@ -76,13 +76,10 @@ func TestPubToSubs(t *testing.T) {
 		p.Send(numbered(n, 8<<20)...)
 	}
 	expect(t, s, 0, 2)
-	nothing(t, s, 500*time.Millisecond) // heartbeats are answered
-	if heard := time.Since(s.Heard()); heard > 400*time.Millisecond {
-		t.Errorf("heard %v ago", heard)
-	}
+	heartbeatsGoOn(t, s)
 	p.Close()
 	until(t, s, Disconnected)
-	again, err := ListenPub(address, DefaultListenConfig())
+	again, err := ListenPub(address, ListenConfig{HWM: 10_000, HandshakeTimeout: patience, MaxPeers: 10})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +148,7 @@ func TestRouterToDealers(t *testing.T) {
 // libzmq's SUB subscribes, is sent what matches, takes back, and is killed.
 func TestLibzmqSubscribes(t *testing.T) {
 	p := listenPub(t, DefaultListenConfig())
-	c := startScript(t, "testdata/client.py", "sub", p.Endpoint(), "HEARTBEAT_IVL=100", "HEARTBEAT_TIMEOUT=400")
+	c := startScript(t, "testdata/client.py", "sub", p.Endpoint(), "HEARTBEAT_IVL=100", "HEARTBEAT_TIMEOUT=3000")
 	c.said(t, "ready")
 	fmt.Fprintln(c.in, "subscribe b")
 	subscribed(t, p, 1)
@@ -165,7 +162,7 @@ func TestLibzmqSubscribes(t *testing.T) {
 	}
 	// Silence, longer than the client's heartbeats suffer without answers, leaves
 	// it connected.
-	quiet := time.After(time.Second)
+	quiet := time.After(5 * time.Second)
 	for waiting := true; waiting; {
 		select {
 		case <-quiet:
@@ -263,12 +260,13 @@ func TestSlowPeer(t *testing.T) {
 // Peers that are none are hung up on, within the handshake's time at most, and
 // the socket serves others.
 func TestGarbagePeers(t *testing.T) {
-	cfg := ListenConfig{HWM: 10, HandshakeTimeout: 200 * time.Millisecond, MaxPeers: 100}
+	cfg := ListenConfig{HWM: 10, HandshakeTimeout: 3 * time.Second, MaxPeers: 100}
 	p, r := listenPub(t, cfg), listenRouter(t, cfg)
 	many := []byte(nil)
 	for i := range maxSubscriptions + 1 {
 		many = append(many, command("SUBSCRIBE", fmt.Sprint(i))...)
 	}
+	peers := map[string]net.Conn{}
 	for _, c := range []struct {
 		name, endpoint string
 		sent           []byte
@@ -278,16 +276,18 @@ func TestGarbagePeers(t *testing.T) {
 		{"half a greeting", p.Endpoint(), greeting(1)[:40]},
 		{"no READY", r.Endpoint(), greeting(1)},
 		{"another type", p.Endpoint(), append(greeting(1), ready("DEALER")...)},
-		{"another type", r.Endpoint(), append(greeting(1), ready("SUB")...)},
+		{"another type for a ROUTER", r.Endpoint(), append(greeting(1), ready("SUB")...)},
 		{"a PLAIN client", r.Endpoint(), bytes.Replace(greeting(1), []byte("NULL"), []byte("PLAI"), 1)},
 		{"reserved flags", p.Endpoint(), append(append(greeting(1), ready("SUB")...), 0xf0, 1, 1)},
 		{"a huge frame", r.Endpoint(), append(append(greeting(1), ready("DEALER")...), 2, 0x7f, 0, 0, 0, 0, 0, 0, 0)},
 		{"many subscriptions", p.Endpoint(), append(append(greeting(1), ready("SUB")...), many...)},
 	} {
-		nc := raw(t, c.endpoint, c.sent)
+		peers[c.name] = raw(t, c.endpoint, c.sent)
+	}
+	for name, nc := range peers {
 		nc.SetReadDeadline(time.Now().Add(patience))
 		if _, err := io.Copy(io.Discard, nc); err != nil && !strings.Contains(err.Error(), "reset") {
-			t.Errorf("%s: %v", c.name, err)
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	subscribed(t, p, 0)
