@@ -273,7 +273,7 @@ func hugeHeaders(t *testing.T, s *Server) answer {
 // slow is a server whose patience ends soon.
 func slow(t *testing.T) *Server {
 	cfg := measured(t)
-	cfg.Limits = Limits{HeaderTimeout: 100 * time.Millisecond, RequestTimeout: 300 * time.Millisecond}
+	cfg.Limits = Limits{HeaderTimeout: 2 * time.Second, RequestTimeout: 4 * time.Second}
 	return serve(t, fleet(t), cfg)
 }
 
@@ -297,7 +297,7 @@ func TestSlowSenders(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { conn.Close() })
-		if err := conn.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		if err := conn.SetReadDeadline(time.Now().Add(patience)); err != nil {
 			t.Fatal(err)
 		}
 		return conn
@@ -430,7 +430,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(30 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	settings := []byte{0, 0, 0, 4, 0, 0, 0, 0, 0} // each has to be acknowledged
@@ -439,7 +439,7 @@ func TestClientThatDoesNotRead(t *testing.T) {
 		_, err = conn.Write(many)
 	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Errorf("after 30 s it is still connected")
+		t.Errorf("after %v it is still connected", patience)
 	}
 	eventually(t, "it is counted", func() bool { return metricOf(t, s, refusedMetric("grpc", "slow_reader")) == "1" })
 }

@@ -22,7 +22,7 @@ func wants(offset int64) *pb.MatchRequest {
 
 func TestWaitsForTheRecord(t *testing.T) {
 	f := fleet(t)
-	s := serve(t, f, Config{Limits: Limits{MaxConcurrent: 1, Deadline: time.Minute}})
+	s := serve(t, f, Config{Limits: Limits{MaxConcurrent: 1, QueueTimeout: time.Minute, Deadline: time.Minute}})
 	for i, a := range askers(t, s) {
 		t.Run(a.name, func(t *testing.T) {
 			answer := make(chan *pb.MatchResponse, 1)

@@ -217,7 +217,7 @@ func TestTLS(t *testing.T) {
 			if err := c.as.Validate(); err != nil {
 				t.Fatal(err)
 			}
-			cl, err := client.Dial(c.s.GRPCAddr().String(), 0, c.as.DialOptions()...)
+			cl, err := client.Dial(c.s.GRPCAddr().String(), patience, c.as.DialOptions()...)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -302,7 +302,7 @@ func TestCertificatesAreReadAgain(t *testing.T) {
 	if serial() == first {
 		t.Error("the old certificate is still shown")
 	}
-	cl, err := client.Dial(s.GRPCAddr().String(), 0, (&secure.Client{TLS: true, CAFile: ca.File}).DialOptions()...)
+	cl, err := client.Dial(s.GRPCAddr().String(), patience, (&secure.Client{TLS: true, CAFile: ca.File}).DialOptions()...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -321,7 +321,7 @@ func TestConnectionsAreLimited(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := conn.SetDeadline(time.Now().Add(10 * time.Second)); err != nil {
+			if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 				t.Fatal(err)
 			}
 			return conn

@@ -177,7 +177,7 @@ func serve(t testing.TB, src Source, cfg Config) *Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		if err := s.Shutdown(ctx); err != nil {
 			t.Error(err)
@@ -219,7 +219,7 @@ func askers(t testing.TB, s *Server) []asker {
 
 func dial(t testing.TB, s *Server) *client.Client {
 	t.Helper()
-	c, err := client.Dial(s.GRPCAddr().String(), 0)
+	c, err := client.Dial(s.GRPCAddr().String(), patience)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -287,14 +287,17 @@ func httpToStatus(t testing.TB, httpCode int, body string) error {
 	return nil
 }
 
-// eventually polls until ok or five seconds are over.
+// patience is how long anything that should happen may take.
+const patience = time.Minute
+
+// eventually polls until ok or patience is over.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(2 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(5 * time.Second); !ok(); <-tick.C {
+	for deadline := time.Now().Add(patience); !ok(); <-tick.C {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 5 s: %s", what)
+			t.Fatalf("not within %v: %s", patience, what)
 		}
 	}
 }

@@ -125,7 +125,7 @@ func TestStreamOfASlowReader(t *testing.T) {
 		f.holds(t, fmt.Sprintf("worker-%04d", i), 0, locals, WorkerState{})
 	}
 	cfg := measured(t)
-	cfg.Limits.RequestTimeout = 300 * time.Millisecond
+	cfg.Limits.RequestTimeout = 2 * time.Second
 	cfg.Limits.MaxConcurrent = 1
 	s := serve(t, f, cfg)
 	stream := openStream(t, t.Context(), s)
@@ -266,7 +266,7 @@ func TestStreamPassesTheGate(t *testing.T) {
 func TestStreamEndsWithItsToken(t *testing.T) {
 	const token = "0123456789abcdef-token"
 	file := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(file, fmt.Appendf(nil, "%s %s\n", token, time.Now().Add(2*time.Second).Format(time.RFC3339)), 0o600); err != nil {
+	if err := os.WriteFile(file, fmt.Appendf(nil, "%s %s\n", token, time.Now().Add(8*time.Second).Format(time.RFC3339)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	s := serve(t, fleet(t), Config{TokenFile: file})

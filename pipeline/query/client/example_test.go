@@ -46,7 +46,7 @@ func Example() {
 	}
 	defer c.Close()
 
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	answer, err := c.Match(ctx, &pb.MatchRequest{
 		Model:    "llama-3-8b",
