@@ -45,7 +45,7 @@ const (
 	// of what is measured.
 	visibleSamples  = 25
 	visibleAskEvery = 250 * time.Microsecond
-	visibleWait     = 30 * time.Second
+	visibleWait     = time.Minute
 	visibleModel    = "bench"
 	visibleWorker   = "engine"
 )

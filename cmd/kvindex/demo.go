@@ -50,6 +50,7 @@ type demoConfig struct {
 func demoCommand() command {
 	c := demoConfig{sim: defaultSim()}
 	c.sim.capacity = 1024
+	c.sim.queryTimeout = demoWait // the demo shows the index, not how busy the machine is
 	return command{
 		use:   "demo",
 		short: "Show everything at once, with nothing to set up",
