@@ -22,7 +22,7 @@ import (
 func TestMain(m *testing.M) { testcontainers.Main(m) }
 
 // patience bounds every wait of these tests.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // handler is a Handler that keeps what it is told. The hooks are set before the
 // consumer runs; nil ones do nothing.

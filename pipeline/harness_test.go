@@ -28,7 +28,7 @@ import (
 func TestMain(m *testing.M) { testcontainers.Main(m) }
 
 // patience bounds every wait of these tests.
-const patience = 60 * time.Second
+const patience = 2 * time.Minute
 
 // rig is a pair of topics on a broker, and a log that tests can read.
 type rig struct {

@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -72,10 +73,14 @@ func TestMetricsOfWhatWasApplied(t *testing.T) {
 		`kvindex_index_blocks{block_size="16",hasher="flash",model="m"}`:  5,
 		`kvindex_index_workers{block_size="16",hasher="flash",model="m"}`: 2,
 	})
-	got := in.metrics()
-	if n := got["kvindex_apply_duration_seconds_count"]; n < 1 || n != got["kvindex_decode_duration_seconds_count"] {
-		t.Errorf("%v batches, %v decodings measured", n, got["kvindex_decode_duration_seconds_count"])
-	}
+	var got map[string]float64
+	testcontainers.Eventually(t, patience, func() error { // what a batch took is measured after it is applied
+		got = in.metrics()
+		if n := got["kvindex_apply_duration_seconds_count"]; n < 1 || n != got["kvindex_decode_duration_seconds_count"] {
+			return fmt.Errorf("%v batches, %v decodings measured", n, got["kvindex_decode_duration_seconds_count"])
+		}
+		return nil
+	})
 	bytes, newest := 0.0, 0.0
 	for p := range 2 {
 		bytes += got[fmt.Sprintf(`kvindex_record_bytes_total{partition="%d"}`, p)]
@@ -86,9 +91,12 @@ func TestMetricsOfWhatWasApplied(t *testing.T) {
 	}
 	in.saved()
 	in.shows(map[string]float64{`kvindex_snapshot_failures_total{partition="0"}`: 0})
-	if got = in.metrics(); got["kvindex_snapshot_duration_seconds_count"] < 1 {
-		t.Errorf("no round measured")
-	}
+	testcontainers.Eventually(t, patience, func() error { // likewise
+		if in.metrics()["kvindex_snapshot_duration_seconds_count"] < 1 {
+			return errors.New("no round measured")
+		}
+		return nil
+	})
 	in.stop()
 
 	again := r.start()

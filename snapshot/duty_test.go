@@ -115,7 +115,7 @@ func TestDutyNamed(t *testing.T) {
 	testcontainers.Each(t, func(t *testing.T, b testcontainers.Broker) {
 		w := newWorld(t, b, 4)
 		named := func(instance string) *holder {
-			return newHolder(t, w, func(cfg *DutyConfig) { cfg.Instance, cfg.SessionTimeout = instance, 30*time.Second })
+			return newHolder(t, w, func(cfg *DutyConfig) { cfg.Instance, cfg.SessionTimeout = instance, 3*longWait })
 		}
 		one, two := named("one"), named("two")
 		shared := func() error {

@@ -42,7 +42,7 @@ func newWorld(t testing.TB, b testcontainers.Broker, partitions int) *world {
 }
 
 func deadline(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -212,4 +212,4 @@ func (w *world) groupOffset(t testing.TB, partition int32) int64 {
 }
 
 // longWait bounds what a broker needs a moment for.
-const longWait = 20 * time.Second
+const longWait = time.Minute

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 
 	"kvindex/cmd/kvindex/fakeengine"
 	"kvindex/pipeline/relay/zmtp"
@@ -67,7 +66,7 @@ func TestFakeEngine(t *testing.T) {
 		}
 		return h
 	}
-	testcontainers.Eventually(t, 30*time.Second, func() error {
+	testcontainers.Eventually(t, patience, func() error {
 		if ask("GET", "/held").Ranks[1].Subscribers == 0 {
 			return errors.New("no subscriber")
 		}
@@ -77,7 +76,7 @@ func TestFakeEngine(t *testing.T) {
 	if ev, err := s.Next(t.Context()); err != nil || ev.Kind != zmtp.Message || len(ev.Frames) != 3 {
 		t.Errorf("%v, %v", ev.Kind, err)
 	}
-	testcontainers.Eventually(t, 30*time.Second, func() error {
+	testcontainers.Eventually(t, patience, func() error {
 		if ask("GET", "/held").Requests < 50 {
 			return errors.New("not all requests are served")
 		}

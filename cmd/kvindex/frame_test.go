@@ -14,6 +14,9 @@ import (
 	"github.com/spf13/pflag"
 )
 
+// patience is how long anything that should happen may take.
+const patience = 2 * time.Minute
+
 // executed is what a command line did.
 type executed struct {
 	code     int

@@ -154,7 +154,7 @@ func TestRelayRuns(t *testing.T) {
 			"--http-listen", "127.0.0.1:0", "--state-dir", t.TempDir())
 	}()
 	stored := 0
-	testcontainers.Eventually(t, 30*time.Second, func() error {
+	testcontainers.Eventually(t, patience, func() error {
 		stored = 0
 		var b schemas.Batch
 		for _, part := range testcontainers.ReadCommitted(t, broker, defaultTopic) {
@@ -181,7 +181,7 @@ func TestRelayRuns(t *testing.T) {
 		if got.code != 0 {
 			t.Errorf("exit code %d: %s", got.code, got.err)
 		}
-	case <-time.After(30 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("the relay does not end")
 	}
 }

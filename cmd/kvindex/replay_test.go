@@ -11,7 +11,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -80,7 +79,7 @@ func TestReplayRecords(t *testing.T) {
 	broker := newTopics(t)
 	const requests, workers, capacity = 600, 7, 200
 	got := execute(t, "replay", "--brokers", broker.Brokers()[0], "--synthetic", "600", "--workers", "7", "--capacity", "200",
-		"--route", "random", "--speed", "300", "--heartbeat", "50ms", "--duration", "1m", "--output", "json")
+		"--route", "random", "--speed", "300", "--heartbeat", "50ms", "--duration", "10m", "--output", "json")
 	if got.code != 0 {
 		t.Fatalf("exit code %d: %s", got.code, got.err)
 	}
@@ -261,7 +260,7 @@ func TestReplayFailsOpen(t *testing.T) {
 	}
 	defer s.close()
 	trace := fleet.NewSynthetic(1_000_000, 1)
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	until := func(what string, happened func() bool) {
 		t.Helper()

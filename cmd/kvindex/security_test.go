@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -130,7 +129,7 @@ func TestAStageWithEveryLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(stage.kill)
-	testcontainers.Eventually(t, 30*time.Second, func() error {
+	testcontainers.Eventually(t, patience, func() error {
 		if got := execute(t, with("status", asking)...); got.code != 0 {
 			return errors.New(got.out + got.err + stage.lastWords())
 		}
@@ -139,7 +138,7 @@ func TestAStageWithEveryLock(t *testing.T) {
 	must(with("replay --synthetic 50 --workers 3", asking, admin))
 	must(with("verify --queries 20", asking, admin))
 	must(with("query --local-hashes 1", asking))
-	testcontainers.Eventually(t, 30*time.Second, func() error {
+	testcontainers.Eventually(t, patience, func() error {
 		var parts []inspected
 		got := must(with("snapshot inspect --output json", admin))
 		if err := json.Unmarshal([]byte(got.out), &parts); err != nil {

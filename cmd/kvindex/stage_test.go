@@ -45,7 +45,7 @@ func (r *running) settled(t *testing.T) {
 	t.Helper()
 	ctx, stop := r.child.during(t.Context())
 	defer stop()
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	cl, err := client.Dial(r.address, 0)
 	if err != nil {
@@ -120,7 +120,7 @@ func TestCommandsAgainstAStage(t *testing.T) {
 	if got := r.run(t, 0, "verify", "--queries", "300"); !strings.HasPrefix(got.out, "exact: 300 queries and the state of 6 worker-ranks") {
 		t.Errorf("verify: %s", got.out)
 	}
-	for deadline := time.Now().Add(20 * time.Second); ; {
+	for deadline := time.Now().Add(patience); ; {
 		var parts []inspected
 		got := r.run(t, 0, "snapshot", "inspect", "--output", "json")
 		if err := json.Unmarshal([]byte(got.out), &parts); err != nil {
@@ -145,7 +145,7 @@ func TestCommandsAgainstAStage(t *testing.T) {
 	lines, line := io.Pipe()
 	followed := make(chan executed)
 	go func() {
-		followed <- executeOf(t.Context(), commands(), lines, "verify", "--follow", "--queries", "200", "--timeout", "30s")
+		followed <- executeOf(t.Context(), commands(), lines, "verify", "--follow", "--queries", "200", "--timeout", patience.String())
 	}()
 	if _, err := io.WriteString(line, ""); err != nil {
 		t.Fatal(err)
@@ -194,7 +194,7 @@ func writeFile(t *testing.T, text string) string {
 func trimToFloors(t *testing.T, broker testcontainers.Broker) {
 	t.Helper()
 	adm := testcontainers.Admin(t, broker)
-	for deadline := time.Now().Add(20 * time.Second); ; {
+	for deadline := time.Now().Add(patience); ; {
 		floors, err := adm.FetchOffsetsForTopics(t.Context(), defaultGroup, defaultTopic)
 		if err != nil && !errors.Is(err, kerr.GroupIDNotFound) {
 			t.Fatal(err)

@@ -218,7 +218,7 @@ func stage(t *testing.T, b testcontainers.Broker, topic string) (ask func(tokens
 	t.Cleanup(func() { client.Close() })
 	ask = func(tokens []uint32, want verify.State, depth int) {
 		t.Helper()
-		testcontainers.Eventually(t, 30*time.Second, func() error {
+		testcontainers.Eventually(t, 2*time.Minute, func() error {
 			resp, err := client.Match(t.Context(), &pb.MatchRequest{Model: want.Model, Tokens: tokens})
 			if err != nil {
 				return err

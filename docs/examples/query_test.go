@@ -47,7 +47,7 @@ func TestPythonQuery(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer asking.Close()
-	testcontainers.Eventually(t, 30*time.Second, func() error {
+	testcontainers.Eventually(t, 2*time.Minute, func() error {
 		st, err := asking.Status(t.Context())
 		if err == nil && !st.Ready {
 			err = fmt.Errorf("not ready: %v", st.Missing)

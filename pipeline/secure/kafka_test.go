@@ -23,6 +23,9 @@ import (
 
 func TestMain(m *testing.M) { testcontainers.Main(m) }
 
+// patience bounds what a broker needs a moment for.
+const patience = time.Minute
+
 // file writes a secret.
 func file(t *testing.T, text string) string {
 	t.Helper()
@@ -42,7 +45,7 @@ func ask(t *testing.T, k secure.Kafka, brokers []string) error {
 		return err
 	}
 	defer cl.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	_, err = kadm.NewClient(cl).BrokerMetadata(ctx)
 	return err
@@ -159,7 +162,7 @@ func TestKafkaFilesAreReadAgain(t *testing.T) {
 	defer cl.Close()
 	ping := func(want string) {
 		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		check(t, cl.Ping(ctx), want)
 	}
@@ -204,7 +207,7 @@ func TestKafkaSecurityNative(t *testing.T) {
 	right, wrong := file(t, "right"), file(t, "wrong")
 	for _, m := range []string{"plain", "scram-sha-256", "scram-sha-512"} {
 		k := secure.Kafka{TLS: true, CAFile: ca.File, Mechanism: m, User: "ann", PasswordFile: right}
-		testcontainers.Eventually(t, 20*time.Second, func() error { return ask(t, k, brokers) }) // the user has to reach the broker
+		testcontainers.Eventually(t, patience, func() error { return ask(t, k, brokers) }) // the user has to reach the broker
 		k.PasswordFile = wrong
 		check(t, ask(t, k, brokers), "SASL_AUTHENTICATION_FAILED")
 	}

@@ -39,7 +39,7 @@ import (
 func TestMain(m *testing.M) { testcontainers.Main(m) }
 
 const (
-	patience   = 90 * time.Second
+	patience   = 3 * time.Minute
 	partitions = 8
 	queries    = 1000
 )

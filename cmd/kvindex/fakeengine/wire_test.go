@@ -22,7 +22,7 @@ import (
 	"kvindex/testcontainers"
 )
 
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // client is a subscriber to a rank that asks for replays too.
 type client struct {
