@@ -53,6 +53,8 @@ type Duty struct {
 	done     chan struct{} // forward has returned
 	polled   chan struct{} // poll has
 
+	leaving time.Duration // leaveTimeout, but in tests
+
 	mu    sync.Mutex
 	queue []DutyEvent // filled by the client's callbacks, which must not block
 }
@@ -73,6 +75,7 @@ func NewDuty(cfg DutyConfig) (*Duty, error) {
 		stop:     make(chan struct{}),
 		done:     make(chan struct{}),
 		polled:   make(chan struct{}),
+		leaving:  leaveTimeout,
 	}
 	on := func(assigned, lost bool) func(context.Context, *kgo.Client, map[string][]int32) {
 		return func(_ context.Context, _ *kgo.Client, parts map[string][]int32) {
@@ -128,12 +131,12 @@ func (d *Duty) Close() {
 	if d.instance != "" {
 		// A named member that closes is only gone after its session: it might
 		// come back. This one gives its partitions to the others now.
-		ctx, cancel := context.WithTimeout(context.Background(), leaveTimeout)
+		ctx, cancel := context.WithTimeout(context.Background(), d.leaving)
 		_, _ = kadm.NewClient(d.cl).LeaveGroup(ctx, kadm.LeaveGroup(d.group).Reason("stopping").InstanceIDs(d.instance))
 		cancel()
 		d.cancel()
 	}
-	timer := time.AfterFunc(leaveTimeout, d.cancel)
+	timer := time.AfterFunc(d.leaving, d.cancel)
 	d.cl.Close() // a nameless member leaves by this
 	timer.Stop()
 	d.cancel()

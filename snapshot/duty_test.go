@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -115,7 +116,7 @@ func TestDutyNamed(t *testing.T) {
 	testcontainers.Each(t, func(t *testing.T, b testcontainers.Broker) {
 		w := newWorld(t, b, 4)
 		named := func(instance string) *holder {
-			return newHolder(t, w, func(cfg *DutyConfig) { cfg.Instance, cfg.SessionTimeout = instance, 3*longWait })
+			return newHolder(t, w, func(cfg *DutyConfig) { cfg.Instance, cfg.SessionTimeout = instance, 30*time.Second })
 		}
 		one, two := named("one"), named("two")
 		shared := func() error {
@@ -128,13 +129,23 @@ func TestDutyNamed(t *testing.T) {
 		one.d.cl.Close() // dies: a named member does not leave by this
 		had := one.partitions()
 		one = named("one")
-		testcontainers.Eventually(t, longWait, func() error {
+		testcontainers.Eventually(t, 25*time.Second, func() error { // its session ends after 30 s
 			if got := one.partitions(); !slices.Equal(got, had) {
 				return fmt.Errorf("it holds %v, and held %v", got, had)
 			}
 			return nil
 		})
+		two.d.leaving = longWait
 		two.d.Close()
+		groups, err := kadm.NewClient(w.cl).DescribeGroups(deadline(t), two.d.group)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range groups[two.d.group].Members {
+			if m.InstanceID == nil || *m.InstanceID != "one" {
+				t.Errorf("still in the group: %+v", m)
+			}
+		}
 		testcontainers.Eventually(t, longWait, func() error {
 			if got := one.partitions(); len(got) != 4 {
 				return fmt.Errorf("it holds %v, want all 4", got)
