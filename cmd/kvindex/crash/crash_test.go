@@ -331,7 +331,7 @@ func (p *process) notReadyUntilRestored() {
 
 func (p *process) status() *pb.StatusResponse {
 	p.h.t.Helper()
-	client, err := client.Dial(p.h.grpc, 10*time.Second)
+	client, err := client.Dial(p.h.grpc, patience)
 	if err != nil {
 		p.h.t.Fatal(err)
 	}
@@ -396,7 +396,7 @@ func (h *harness) compare(stage *process, seed uint64) int {
 		}
 		return nil
 	})
-	client, err := client.Dial(h.grpc, 10*time.Second)
+	client, err := client.Dial(h.grpc, patience)
 	if err != nil {
 		h.t.Fatal(err)
 	}

@@ -173,7 +173,7 @@ func (h *relayHarness) startAll() {
 	h.startRelay()
 	h.stage.ready()
 	var err error
-	if h.client, err = client.Dial(h.grpc, 10*time.Second); err != nil {
+	if h.client, err = client.Dial(h.grpc, patience); err != nil {
 		h.t.Fatal(err)
 	}
 	h.t.Cleanup(func() { h.client.Close() })
@@ -424,6 +424,9 @@ func (h *relayHarness) settle(before map[verify.WorkerRank]int64) map[verify.Wor
 				r := st[wr]
 				if r.EngineSeq != int64(next[wr]) || r.Source != "live" || r.State != "writing" || r.InFlight != 0 || e.killed && r.Epoch <= before[wr] {
 					return fmt.Errorf("the engine's next is %d, its epoch was %d; the relay says %+v", next[wr], before[wr], r)
+				}
+				if !r.Whole && !e.clipped { // an engine that was too slow to answer is asked again
+					return fmt.Errorf("nothing was lost for good, and the relay says %+v", r)
 				}
 				text += fmt.Sprint(wr, r.Epoch, r.Seq, " ")
 			}
