@@ -154,7 +154,7 @@ func TestOverloadedProcessors(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	if _, err := dial(t, s).Match(ctx, &pb.MatchRequest{Model: "m", Tokens: prompt}); err != nil {
 		t.Error(err)
