@@ -31,7 +31,7 @@ var serverProperties string
 var log4jProperties []byte
 
 // startTimeout bounds one start of a whole cluster or of one node. A start takes 3 to 6 s; a busy machine with two cores needs more.
-const startTimeout = 2 * time.Minute
+const startTimeout = 5 * time.Minute
 
 // NativeConfig is how [StartNative] starts its cluster. The zero value is one node.
 type NativeConfig struct {
