@@ -104,7 +104,7 @@ Flags of every command:
 func run(ctx context.Context, cmds []command, con *console, args []string) int {
 	f := &frame{con: con}
 	root := f.root(cmds)
-	root.SetArgs(args)
+	root.SetArgs(append([]string{}, args...)) // of nil cobra makes os.Args
 	err := root.ExecuteContext(ctx)
 	if err == nil {
 		return 0
