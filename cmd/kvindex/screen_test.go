@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -16,7 +17,9 @@ func TestThousands(t *testing.T) {
 
 // TestScreen: on a terminal the status is cut to its width and gives way to a
 // line; elsewhere there are only lines.
-func TestScreen(t *testing.T) {
+func TestScreen(t *testing.T) { synctest.Test(t, testScreen) } // in which no time passes
+
+func testScreen(t *testing.T) {
 	var out bytes.Buffer
 	s := screen{w: &out, style: style{terminal: true, width: func() int { return 5 }}}
 	s.status(func() string { return "größer" })

@@ -259,7 +259,7 @@ func (h *harness) stopLoad(load *process) {
 		if now != last {
 			last, still = now, time.Now()
 		}
-		if time.Since(still) < time.Second {
+		if time.Since(still) < 2*time.Second {
 			return errors.New("records are still arriving")
 		}
 		return nil
