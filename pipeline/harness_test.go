@@ -55,6 +55,7 @@ func newRig(t *testing.T, b testcontainers.Broker, partitions int) *rig {
 	cfg.WorkerTTL, cfg.WorkerGrace = time.Hour, 2*time.Hour
 	cfg.Tick, cfg.Watch = 20*time.Millisecond, 100*time.Millisecond
 	cfg.ReadyLag = 0
+	cfg.Limits.MaxRunnable = 1 << 20 // whatever else the tests' process does
 	// The duty's group learns as late as this that the snapshot topic grew.
 	cfg.KafkaOptions = []kgo.Opt{kgo.MetadataMaxAge(time.Second)}
 	r := &rig{t: t, broker: b, cfg: cfg, oracle: verify.New(cfg.WorkerGrace), read: map[int32]int64{}, logged: &logBook{}}

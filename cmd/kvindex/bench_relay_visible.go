@@ -154,7 +154,7 @@ func (v *visible) start(ctx context.Context) (err error) {
 	v.undo = append(v.undo, func() { v.stage.Close() })
 	brokers, rank := strings.Join(v.brokers, ","), v.engine.State().Ranks[0]
 	if err := v.startChild(stageCommandName, "--brokers", brokers, "--topic", v.name, "--snapshot-topic", v.snapshots(), "--group", v.name,
-		"--grpc-listen", v.at, "--http-listen", addresses[1], "--log-level", "warn"); err != nil {
+		"--grpc-listen", v.at, "--http-listen", addresses[1], "--log-level", "warn", "--max-runnable", childRunnable); err != nil {
 		return err
 	}
 	if err := v.startChild(relayCommandName, "--brokers", brokers, "--topic", v.name, "--http-listen", addresses[2], "--log-level", "warn",

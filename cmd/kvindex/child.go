@@ -17,6 +17,10 @@ import (
 const (
 	stageCommandName = "demo-stage"
 	relayCommandName = "demo-relay"
+
+	// childRunnable is a stage's --max-runnable: it answers however busy the machine
+	// is, which has all the others to run too.
+	childRunnable = "1000000"
 )
 
 func stageCommand() command { return childCommand(serveCommand(), stageCommandName) }

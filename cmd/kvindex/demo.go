@@ -320,7 +320,7 @@ func (d *demo) startStage(ctx context.Context) (time.Duration, *pb.StatusRespons
 	child, err := startChild(filepath.Join(d.dir, "stage.log"), stageCommandName,
 		"--brokers", strings.Join(d.brokers, ","), "--topic", defaultTopic, "--snapshot-topic", defaultSnapshotTopic,
 		"--group", defaultGroup, "--grpc-listen", d.grpc, "--http-listen", d.http,
-		"--snapshot-max-age", demoSnapshotAge.String(), "--drain-timeout", demoDrainTimeout.String(), "--log-level", "warn")
+		"--snapshot-max-age", demoSnapshotAge.String(), "--drain-timeout", demoDrainTimeout.String(), "--log-level", "warn", "--max-runnable", childRunnable)
 	if err != nil {
 		return 0, nil, fmt.Errorf("start the stage: %w", err)
 	}

@@ -122,7 +122,7 @@ func TestAStageWithEveryLock(t *testing.T) {
 	must(with("topics create --partitions 2 --replication-factor 1", admin))
 	stage, err := startChild(filepath.Join(t.TempDir(), "log"), stageCommandName,
 		"--brokers", cluster.ListenAddrs()[0], "--kafka-tls", "--kafka-ca-file", ca.File, "--log-level", "warn",
-		"--grpc-listen", address, "--http-listen", "127.0.0.1:0", "--snapshot-max-age", "200ms", "--drain-timeout", "5s",
+		"--grpc-listen", address, "--http-listen", "127.0.0.1:0", "--snapshot-max-age", "200ms", "--drain-timeout", "5s", "--max-runnable", childRunnable,
 		"--kafka-sasl-mechanism", "scram-sha-256", "--kafka-user", "stage", "--kafka-password-file", secret(t, "the stage's\n"),
 		"--tls-cert-file", server.Cert, "--tls-key-file", server.Key, "--tls-client-ca-file", ca.File, "--auth-token-file", secret(t, token+"\n"))
 	if err != nil {

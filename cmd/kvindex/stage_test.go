@@ -33,7 +33,7 @@ func (r *running) start(t *testing.T) {
 	}
 	var err error
 	r.child, err = startChild(filepath.Join(t.TempDir(), "log"), stageCommandName, "--brokers", r.broker.Brokers()[0],
-		"--grpc-listen", r.address, "--http-listen", "127.0.0.1:0", "--snapshot-max-age", "200ms", "--drain-timeout", "1s", "--log-level", "warn")
+		"--grpc-listen", r.address, "--http-listen", "127.0.0.1:0", "--snapshot-max-age", "200ms", "--drain-timeout", "1s", "--log-level", "warn", "--max-runnable", childRunnable)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -197,6 +197,7 @@ func stage(t *testing.T, b testcontainers.Broker, topic string) (ask func(tokens
 	cfg := pipeline.DefaultConfig()
 	cfg.Brokers, cfg.Topic, cfg.SnapshotTopic = b.Brokers(), topic, ""
 	cfg.GRPCListen, cfg.HTTPListen = grpcAddr, httpAddr
+	cfg.Limits.MaxRunnable = 1 << 20 // whatever else the tests' process does
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	s, err := pipeline.New(cfg)
 	if err != nil {

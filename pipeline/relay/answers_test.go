@@ -605,6 +605,7 @@ func startStage(t *testing.T, b testcontainers.Broker, topic string) *client.Cli
 	cfg := pipeline.DefaultConfig()
 	cfg.Brokers, cfg.Topic, cfg.SnapshotTopic = b.Brokers(), topic, ""
 	cfg.GRPCListen, cfg.HTTPListen = testcontainers.FreeAddress(t, 1), "127.0.0.1:0"
+	cfg.Limits.MaxRunnable = 1 << 20 // whatever else the tests' process does
 	cfg.Logger = silent
 	s, err := pipeline.New(cfg)
 	if err != nil {

@@ -236,7 +236,7 @@ func (p *process) alive() {
 
 func (h *harness) serve() *process {
 	return h.start("serve", "--grpc-listen", h.grpc, "--http-listen", h.http,
-		"--snapshot-max-age", "1s", "--worker-ttl", "30m", "--worker-grace", "1h")
+		"--snapshot-max-age", "1s", "--worker-ttl", "30m", "--worker-grace", "1h", "--max-runnable", "1000000")
 }
 
 // replay starts the load: a trace of the operator's, or one made up.
