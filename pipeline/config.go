@@ -101,6 +101,7 @@ func DefaultConfig() Config {
 			QueueTimeout:    100 * time.Millisecond,
 			MaxRunnable:     16,
 			MaxConnections:  4096,
+			MaxUnreadBytes:  128 << 20,
 			RequestTimeout:  15 * time.Second,
 		},
 		Tick:  200 * time.Millisecond,

@@ -38,6 +38,14 @@ type codec struct {
 
 func newCodec(l Limits) codec { return codec{encoding.GetCodecV2(grpcproto.Name), l} }
 
+// Marshal passes on what is encoded already.
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	if e, ok := v.(*encoded); ok {
+		return mem.BufferSlice{e.buf}, nil
+	}
+	return c.CodecV2.Marshal(v)
+}
+
 // Unmarshal makes the whole message, but for lists that are too long: those have
 // their length and no elements, which is enough for the service to refuse them.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {

@@ -82,7 +82,7 @@ func (s *Server) atTheDoor(d grpc.MethodDesc) grpc.MethodDesc {
 		}
 		arriving := ctx.Value(arrivingKey{}).(*arriving)
 		if m.matches() {
-			place, err := s.gate.admit(func() {
+			place, err := s.admit(func() {
 				s.refuse(overGRPC, slowSender, peerOf(arriving), s.gate.slow)
 				arriving.cut()
 			})
@@ -104,6 +104,14 @@ func (s *Server) atTheDoor(d grpc.MethodDesc) grpc.MethodDesc {
 		}, with)
 	}
 	return d
+}
+
+// admit is the gate's, if there is room for an answer.
+func (s *Server) admit(cut func()) (*place, error) {
+	if err := s.unread.room(); err != nil {
+		return nil, err
+	}
+	return s.gate.admit(cut)
 }
 
 var errNotArrived = errors.New("the request's message did not arrive in time")
@@ -206,6 +214,7 @@ type doorListener struct {
 	most   int64
 	open   atomic.Int64
 	refuse func(why refusal, from net.Addr, err error)
+	unread *unread
 	// writeTimeout bounds each write; 0: whoever uses the connections does.
 	writeTimeout time.Duration
 }
@@ -217,7 +226,7 @@ func (s *Server) listen(ctx context.Context, t transport, addr string) (net.List
 	if err != nil {
 		return nil, err
 	}
-	d := &doorListener{Listener: l, most: int64(s.limits.MaxConnections)}
+	d := &doorListener{Listener: l, most: int64(s.limits.MaxConnections), unread: s.unread}
 	d.refuse = func(why refusal, from net.Addr, err error) { s.refuse(t, why, from.String(), err) }
 	if t == overGRPC {
 		d.writeTimeout = s.limits.RequestTimeout
@@ -237,7 +246,9 @@ func (d *doorListener) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		if d.open.Add(1) <= d.most {
-			return &doorConn{Conn: c, door: d}, nil
+			conn := &doorConn{Conn: c, door: d, unread: map[*unreadAnswer]struct{}{}}
+			conn.from = doorAddr{c.RemoteAddr(), conn}
+			return conn, nil
 		}
 		d.open.Add(-1)
 		c.Close()
@@ -249,11 +260,23 @@ func (d *doorListener) Accept() (net.Conn, error) {
 type doorConn struct {
 	net.Conn
 	door *doorListener
+	from doorAddr
 	once sync.Once
+
+	unread map[*unreadAnswer]struct{} // guarded by door.unread.mu, as left is
+	left   bool
 }
 
+// RemoteAddr implements net.Conn.
+func (c *doorConn) RemoteAddr() net.Addr { return c.from }
+
 func (c *doorConn) Close() error {
-	c.once.Do(func() { c.door.open.Add(-1) })
+	c.once.Do(func() {
+		c.door.open.Add(-1)
+		c.door.unread.mu.Lock()
+		defer c.door.unread.mu.Unlock()
+		c.leave()
+	})
 	return c.Conn.Close()
 }
 

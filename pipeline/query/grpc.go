@@ -77,7 +77,10 @@ func (s *Server) guardUnary(ctx context.Context, req any, info *grpc.UnaryServer
 			return nil, err
 		}
 	}
-	return next(ctx, req)
+	if resp, err = next(ctx, req); err != nil {
+		return nil, err
+	}
+	return s.unread.encode(ctx, resp, false)
 }
 
 // guardStream asks who opens a stream, bounds how many are open, and turns a panic of
@@ -99,6 +102,9 @@ func (s *Server) guardStream(srv any, stream grpc.ServerStream, info *grpc.Strea
 		err := status.Errorf(codes.ResourceExhausted, "busy: %d streams are open: ask another instance, or again later", s.limits.MaxStreams)
 		s.refuse(overGRPC, tooManyStreams, peerOf(stream.Context()), err)
 		return err
+	}
+	if !match {
+		stream = countedStream{stream, s.unread}
 	}
 	guarded := func() (err error) {
 		defer func() {

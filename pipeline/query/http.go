@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"log"
+	"net"
 	"net/http"
 	"strconv"
 	"sync"
@@ -41,9 +42,29 @@ type httpScratch struct {
 
 var httpScratches = sync.Pool{New: func() any { return new(httpScratch) }}
 
-// keptBytes is the most that an httpScratch may hold to be kept: a rare huge
-// request shall not stay in memory.
+// keptBytes is the most that each half of an httpScratch may hold to be kept: a rare
+// huge request shall not stay in memory.
 const keptBytes = 256 << 10
+
+// trim drops what only the making of an answer has needed, if it is huge.
+func (s *httpScratch) trim() {
+	if s.in.Cap() > keptBytes {
+		s.in = bytes.Buffer{}
+	}
+	if cap(s.more) > keptBytes {
+		s.more = nil
+	}
+}
+
+// size is how many bytes it holds.
+func (s *httpScratch) size() int { return s.in.Cap() + cap(s.out) + cap(s.more) }
+
+// connKey is under which a connection's context has its *doorConn.
+type connKey struct{}
+
+func withConn(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, c.RemoteAddr().(doorAddr).conn)
+}
 
 func (s *Server) newHTTP() *http.Server {
 	mux := http.NewServeMux()
@@ -70,6 +91,7 @@ func (s *Server) newHTTP() *http.Server {
 		WriteTimeout:      s.limits.RequestTimeout + time.Second, // so that one that is too slow is told so
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    s.limits.MaxHeaderBytes,
+		ConnContext:       withConn,
 		ErrorLog:          log.New(logWriter(s.httpLog), "", 0),
 	}
 }
@@ -98,6 +120,11 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 		scratch := httpScratches.Get().(*httpScratch)
 		scratch.code, scratch.ctx = 0, r.Context()
 		err := call(w, r, scratch)
+		var answer *unreadAnswer
+		if err == nil {
+			scratch.trim()
+			answer, err = s.unread.hold(r.Context().Value(connKey{}).(*doorConn), scratch.size(), false)
+		}
 		s.in.end(scratch.ctx, overHTTP, m, status.Code(err), start)
 		if err != nil {
 			s.refusedBusy(overHTTP, err)
@@ -107,9 +134,10 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 			writeError(w, err)
 		} else {
 			writeJSON(w, cmp.Or(scratch.code, http.StatusOK), scratch.out)
+			answer.take()
 		}
 		scratch.ctx = nil
-		if scratch.in.Cap() <= keptBytes && cap(scratch.out)+cap(scratch.more) <= keptBytes {
+		if scratch.trim(); scratch.size() <= 2*keptBytes {
 			httpScratches.Put(scratch)
 		}
 	})
@@ -119,7 +147,7 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 // is made by then.
 func (s *Server) gated(then httpAnswer) httpAnswer {
 	return func(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
-		place, err := s.gate.admit(func() { http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) })
+		place, err := s.admit(func() { http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) })
 		if err != nil {
 			return err
 		}

@@ -71,10 +71,10 @@ type instruments struct {
 	api     [methods][]metric.AddOption
 }
 
-func newInstruments(meter metric.Meter, g *gate) (*instruments, error) {
+func newInstruments(meter metric.Meter, g *gate, u *unread) (*instruments, error) {
 	var (
 		in   instruments
-		errs [10]error
+		errs [11]error
 	)
 	in.requests, errs[0] = meter.Int64Counter("kvindex_query_requests",
 		metric.WithDescription("Requests answered, by transport, method and gRPC code."))
@@ -97,6 +97,7 @@ func newInstruments(meter metric.Meter, g *gate) (*instruments, error) {
 		{"kvindex_query_working_limit", "Match queries worked on at once at most.", func() int64 { return int64(cap(g.slots)) }},
 		{"kvindex_query_arriving", "Match queries whose headers are there and whose body is not yet.", g.arrivals},
 		{"kvindex_query_queued", "Match queries that wait for others to end.", g.waiting.Load},
+		{"kvindex_query_unread_bytes", "Bytes of answers that are ready and that their callers have not taken.", u.held},
 	} {
 		_, errs[6+i] = meter.Int64ObservableGauge(gauge.name, metric.WithDescription(gauge.text),
 			metric.WithInt64Callback(func(_ context.Context, o metric.Int64Observer) error {
@@ -104,7 +105,7 @@ func newInstruments(meter metric.Meter, g *gate) (*instruments, error) {
 				return nil
 			}))
 	}
-	in.ignored, errs[9] = meter.Int64Counter("kvindex_query_ignored_fields",
+	in.ignored, errs[10] = meter.Int64Counter("kvindex_query_ignored_fields",
 		metric.WithDescription("Fields of requests to the drop-in APIs that are unknown and were ignored."))
 	for _, m := range []method{mooncakeMethod, dynamoMethod} {
 		in.api[m] = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(attribute.String("api", methodNames[m])))}

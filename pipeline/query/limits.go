@@ -29,6 +29,7 @@ type Limits struct {
 	MaxQueue       int           // queries that wait behind them; default 16 times MaxConcurrent
 	QueueTimeout   time.Duration // for which one may wait; default 100 ms
 	MaxRunnable    int           // goroutines that wait for each processor, beyond which, after some ms, queries are refused; default 16
+	MaxUnreadBytes int           // of answers that their callers have not taken yet, on all connections; default 128 MiB
 	MaxConnections int           // open at once, on each port; default 4,096
 	MaxHeaderBytes int           // of a request's headers; default 64 KiB
 	HeaderTimeout  time.Duration // for an HTTP request's headers, and a TLS handshake, to arrive; default 5 s
@@ -58,6 +59,7 @@ func (l Limits) Validate() error {
 		{"max queue", l.MaxQueue < 0},
 		{"queue timeout", l.QueueTimeout < 0},
 		{"max runnable", l.MaxRunnable < 0},
+		{"max unread bytes", l.MaxUnreadBytes < 0},
 		{"max connections", l.MaxConnections < 0},
 		{"max header bytes", l.MaxHeaderBytes < 0 || l.MaxHeaderBytes > math.MaxInt32},
 		{"header timeout", l.HeaderTimeout < 0},
@@ -88,6 +90,7 @@ func (l Limits) withDefaults() Limits {
 	setDefault(&l.MaxQueue, 16*l.MaxConcurrent)
 	setDefault(&l.QueueTimeout, 100*time.Millisecond)
 	setDefault(&l.MaxRunnable, 16)
+	setDefault(&l.MaxUnreadBytes, 128<<20)
 	setDefault(&l.MaxConnections, 4096)
 	setDefault(&l.MaxHeaderBytes, 64<<10)
 	setDefault(&l.HeaderTimeout, 5*time.Second)

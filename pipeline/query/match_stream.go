@@ -5,7 +5,6 @@ package query
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"time"
 
@@ -33,17 +32,14 @@ type matchStream struct {
 	// turn is held while a request is answered, so that a stream that is ended
 	// from outside ends between two answers.
 	turn chan struct{}
-	// slow fires when the caller has not taken an answer for too long.
-	slow *time.Timer
 }
 
 // MatchStream answers a stream's requests one after the other. This goroutine
-// watches over the one that does so, for nothing else ends a Send to a caller who
-// does not read: returning from here does.
+// watches over the one that does so, which may be in a Send to a caller who does not
+// read.
 func (a *grpcAPI) MatchStream(in grpc.BidiStreamingServer[pb.MatchStreamRequest, pb.MatchStreamResponse]) error {
 	s := a.server
-	m := &matchStream{in, s, make(chan struct{}, 1), time.NewTimer(time.Hour)}
-	m.slow.Stop()
+	m := &matchStream{in, s, make(chan struct{}, 1)}
 	ended := make(chan error, 1)
 	go func() { ended <- m.serve() }()
 
@@ -58,10 +54,6 @@ func (a *grpcAPI) MatchStream(in grpc.BidiStreamingServer[pb.MatchStreamRequest,
 		select {
 		case err := <-ended:
 			return err
-		case <-m.slow.C:
-			err := fmt.Errorf("an answer was not read within %v: the stream is ended", s.limits.RequestTimeout)
-			s.refuse(overGRPC, slowReader, peerOf(in.Context()), err)
-			return status.Error(codes.DeadlineExceeded, err.Error())
 		case <-draining:
 			draining, turn = nil, m.turn
 		case turn <- struct{}{}:
@@ -105,14 +97,26 @@ func (m *matchStream) serve() (err error) {
 		if out.Answer, err = m.answer(ctx, in); err != nil {
 			out.Answer, out.Error = nil, errorMessage(err)
 		}
-		m.slow.Reset(m.s.limits.RequestTimeout)
-		err = m.Send(&out)
-		m.slow.Stop()
+		err = m.send(ctx, &out)
 		<-m.turn
 		if err != nil {
 			return err
 		}
 	}
+}
+
+// send sends an answer, or that there is no room for it.
+func (m *matchStream) send(ctx context.Context, out *pb.MatchStreamResponse) error {
+	e, err := m.s.unread.encode(ctx, out, out.Error != nil)
+	if err != nil && out.Error == nil {
+		m.s.refusedBusy(overGRPC, err)
+		out.Answer, out.Error = nil, errorMessage(err)
+		e, err = m.s.unread.encode(ctx, out, true)
+	}
+	if err != nil {
+		return err
+	}
+	return m.SendMsg(e)
 }
 
 // answer is one request, with all that the others have: a place in the gate, a
@@ -140,7 +144,7 @@ func (m *matchStream) answer(ctx context.Context, in *pb.MatchStreamRequest) (re
 	if in.Request == nil {
 		return nil, invalid("request is not set")
 	}
-	place, err := s.gate.admit(nil)
+	place, err := s.admit(nil)
 	if err != nil {
 		return nil, err
 	}

@@ -236,7 +236,7 @@ func TestInstrumentsAllocateNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	in, err := newInstruments(provider.Meter("test"), newGate(Limits{}.withDefaults()))
+	in, err := newInstruments(provider.Meter("test"), newGate(Limits{}.withDefaults()), newUnread(Limits{}.withDefaults()))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,13 +27,14 @@ const (
 	noCertificate
 	tooManyConnections
 	tooManyStreams
+	unreadFull
 	slowReader
 	slowSender
 	noHandshake
 	refusals
 )
 
-var refusalNames = [refusals]string{"queue_full", "queue_timeout", "processors", "waiting", "unauthenticated", "token_expired", "no_certificate", "connections", "streams", "slow_reader", "slow_sender", "tls_handshake"}
+var refusalNames = [refusals]string{"queue_full", "queue_timeout", "processors", "waiting", "unauthenticated", "token_expired", "no_certificate", "connections", "streams", "unread", "slow_reader", "slow_sender", "tls_handshake"}
 
 // tellEvery is the least time between two log lines about one kind of refusal.
 const tellEvery = 10 * time.Second

@@ -46,6 +46,7 @@ type Server struct {
 	service *Service
 	in      *instruments
 	gate    *gate
+	unread  *unread
 	tokens  *secure.Tokens // nil: everybody may ask
 	recheck time.Duration  // how long a stream may go on after its token has expired
 	log     *slog.Logger
@@ -78,8 +79,8 @@ func NewServer(src Source, cfg Config) (*Server, error) {
 		return nil, err
 	}
 	limits := cfg.Limits.withDefaults()
-	gate := newGate(limits)
-	in, err := newInstruments(cfg.Meters.Meter("kvindex/pipeline/query"), gate)
+	gate, unread := newGate(limits), newUnread(limits)
+	in, err := newInstruments(cfg.Meters.Meter("kvindex/pipeline/query"), gate, unread)
 	if err != nil {
 		return nil, fmt.Errorf("query metrics: %w", err)
 	}
@@ -87,6 +88,7 @@ func NewServer(src Source, cfg Config) (*Server, error) {
 		cfg:      cfg,
 		limits:   limits,
 		gate:     gate,
+		unread:   unread,
 		src:      src,
 		service:  NewService(src, cfg.Limits),
 		in:       in,
