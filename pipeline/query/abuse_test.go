@@ -422,6 +422,68 @@ func TestSlowSendersMakeRoom(t *testing.T) {
 	})
 }
 
+// A cut that comes late finds no other request on its connection.
+func TestLateCut(t *testing.T) {
+	s := serve(t, fleet(t), Config{Limits: Limits{MaxConcurrent: 1, MaxQueue: 1, Deadline: time.Millisecond, RequestTimeout: time.Minute}}) // 4 may arrive
+	conn, err := net.Dial("tcp", s.HTTPAddr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	const whole = `{"model":"m","tokens":[1]}`
+	head := fmt.Sprintf("POST /v1/match HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", len(whole))
+	fmt.Fprint(conn, head)
+	g := s.gate
+	eventually(t, "it arrives", func() bool { return g.arrivals() == 1 })
+	g.mu.Lock()
+	first := g.arriving.Front().Value.(*place)
+	cut, late, done := first.cut, make(chan struct{}), make(chan struct{})
+	first.cut = func() {
+		<-late
+		cut()
+		close(done)
+	}
+	g.mu.Unlock()
+	for range 3 {
+		p, err := g.admit(func() {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.end()
+	}
+	go func() {
+		for {
+			if p, err := g.admit(func() {}); err == nil { // it is old enough to be cut
+				p.end()
+				return
+			}
+		}
+	}()
+	eventually(t, "it is cut off", func() bool {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		return first.at == nil
+	})
+	fmt.Fprint(conn, whole)
+	in := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(in, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text, _ := io.ReadAll(resp.Body); resp.StatusCode != http.StatusTooManyRequests || !resp.Close || !strings.Contains(string(text), "arrives too slowly") {
+		t.Errorf("got %s, closed: %t, %s", resp.Status, resp.Close, text)
+	}
+	close(late)
+	<-done
+	fmt.Fprint(conn, head, whole)
+	if resp, err := http.ReadResponse(in, nil); err == nil {
+		t.Errorf("the next request on the connection: %s", resp.Status)
+	}
+}
+
 // A gRPC client that sends and never reads is cut off once its connection is full.
 func TestClientThatDoesNotRead(t *testing.T) {
 	s := slow(t)

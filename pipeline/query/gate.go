@@ -90,6 +90,7 @@ type place struct {
 	from time.Time     // when it was let in
 	at   *list.Element // in arriving; nil once it has arrived or was cut off; guarded by gate.mu, as held is
 	held bool
+	gone bool // it was cut off, for which cut may be called even after its end
 	slot bool
 }
 
@@ -120,6 +121,7 @@ func (g *gate) admit(cut func()) (*place, error) {
 			return nil, g.crowded
 		}
 		out.here()
+		out.gone = true
 	}
 	p.at = g.arriving.PushBack(p)
 	g.mu.Unlock()

@@ -151,7 +151,11 @@ func (s *Server) gated(then httpAnswer) httpAnswer {
 		if err != nil {
 			return err
 		}
-		defer place.end()
+		defer func() {
+			if place.end(); place.gone { // the cut may yet come: it shall find no other request here
+				w.Header().Set("Connection", "close")
+			}
+		}()
 		if err := s.readBody(w, r, &scratch.in); err != nil {
 			return err
 		}
