@@ -36,10 +36,11 @@ func (s *Server) newGRPC() *grpc.Server {
 		grpc.MaxRecvMsgSize(s.limits.MaxRequestBytes),
 		grpc.MaxConcurrentStreams(s.limits.MaxConcurrentStreams),
 		grpc.ConnectionTimeout(2 * s.limits.HeaderTimeout),
-		// A router keeps idle connections warm; one that pings more than
+		// A router keeps connections warm, pinging or not, so one may be idle for long;
+		// its next request after that waits for a new one. One that pings more than
 		// every 10 s is broken, one that answers no ping is gone.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 10 * time.Second}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{MaxConnectionIdle: s.limits.IdleTimeout, Time: 30 * time.Second, Timeout: 10 * time.Second}),
 	}
 	if s.cfg.TLS.On() {
 		opts = append(opts, grpc.Creds(tellingTLS{credentials.NewTLS(s.cfg.TLS.Config(true, s.notReloaded)), s}))

@@ -286,3 +286,21 @@ func TestReflectionEndsWithTheServer(t *testing.T) {
 		t.Errorf("the stream ends with %v", err)
 	}
 }
+
+// A gRPC connection that asks nothing is closed, one with a stream is not, and a client
+// that asks again does not notice.
+func TestIdleConnectionsEnd(t *testing.T) {
+	s := serve(t, fleet(t), Config{Limits: Limits{IdleTimeout: 50 * time.Millisecond}})
+	open := &s.grpcAt.(*doorListener).open
+	client, watching := dial(t, s), openStream(t, t.Context(), s)
+	for range 3 {
+		if _, err := client.Match(t.Context(), &pb.MatchRequest{Model: "m", Tokens: prompt}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "only the stream's is open", func() bool { return open.Load() == 1 })
+	}
+	sendOn(t, watching, 1, &pb.MatchRequest{Model: "m", Tokens: prompt, TopK: 1})
+	if resp, err := watching.Recv(); err != nil || showAnswer(resp) != "1: deep/0:3" {
+		t.Error(resp, err)
+	}
+}

@@ -33,6 +33,7 @@ type Limits struct {
 	MaxConnections int           // open at once, on each port; default 4,096
 	MaxHeaderBytes int           // of a request's headers; default 64 KiB
 	HeaderTimeout  time.Duration // for an HTTP request's headers, and a TLS handshake, to arrive; default 5 s
+	IdleTimeout    time.Duration // after which a gRPC connection that asks nothing is closed; default 15 min; over HTTP it is 2 min
 	RequestTimeout time.Duration // for a whole request to arrive, and for its answer to be taken; default 15 s
 }
 
@@ -63,6 +64,7 @@ func (l Limits) Validate() error {
 		{"max connections", l.MaxConnections < 0},
 		{"max header bytes", l.MaxHeaderBytes < 0 || l.MaxHeaderBytes > math.MaxInt32},
 		{"header timeout", l.HeaderTimeout < 0},
+		{"idle timeout", l.IdleTimeout < 0},
 		{"request timeout", l.RequestTimeout < 0},
 	} {
 		if f.bad {
@@ -94,6 +96,7 @@ func (l Limits) withDefaults() Limits {
 	setDefault(&l.MaxConnections, 4096)
 	setDefault(&l.MaxHeaderBytes, 64<<10)
 	setDefault(&l.HeaderTimeout, 5*time.Second)
+	setDefault(&l.IdleTimeout, 15*time.Minute)
 	setDefault(&l.RequestTimeout, 15*time.Second)
 	return l
 }
