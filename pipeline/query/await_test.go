@@ -2,6 +2,7 @@ package query
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -136,6 +137,70 @@ func TestFailOpenWithoutTime(t *testing.T) {
 	resp, err := svc.Match(t.Context(), &pb.MatchRequest{Model: "m", Tokens: prompt, TopK: 1, FailOpen: true})
 	if err != nil || show(resp) != "deep/0:3" || resp.Partial {
 		t.Errorf("got %v, %v", resp, err)
+	}
+}
+
+// A query that gets no slot after its wait leaves when its time is over, with what it
+// has.
+func TestNoSlotAfterTheWait(t *testing.T) {
+	const late = "partition 0: offset 12 is not applied yet"
+	for name, c := range map[string]struct {
+		applied int64
+		open    bool
+		missing []string
+	}{
+		"the record is there":                {3, false, []string{errNoTurn.Error()}},
+		"the record is there, fail open":     {3, true, []string{errNoTurn.Error()}},
+		"the record is not there":            {1, false, []string{late, errNoTurn.Error()}},
+		"the record is not there, fail open": {1, true, []string{late, errNoTurn.Error()}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			type ask func(*pb.MatchRequest) (*pb.MatchResponse, error)
+			asks := func(s *Server) map[string]ask {
+				all := map[string]ask{}
+				for _, a := range askers(t, s) {
+					all[a.name] = func(req *pb.MatchRequest) (*pb.MatchResponse, error) {
+						req.MinOffsets, req.TimeoutMs = map[int32]int64{0: 12}, 100
+						return a.ask(req)
+					}
+				}
+				for _, a := range manyAskers(t, s) {
+					all[a.name+", a batch"] = func(req *pb.MatchRequest) (*pb.MatchResponse, error) {
+						resp, err := a.ask(&pb.MatchManyRequest{Requests: []*pb.MatchRequest{req}, MinOffsets: map[int32]int64{0: 12}, TimeoutMs: 100})
+						if err == nil && resp.Results[0].Error != nil {
+							err = status.Error(codes.DeadlineExceeded, resp.Results[0].Error.Message)
+						}
+						return resp.GetResults()[0].GetAnswer(), err
+					}
+				}
+				return all
+			}
+			for _, transport := range slices.Sorted(maps.Keys(asks(nil))) {
+				f := fleet(t)
+				s := serve(t, f, Config{Limits: Limits{MaxConcurrent: 1}})
+				ended := make(chan struct{})
+				go func() {
+					defer close(ended)
+					resp, err := asks(s)[transport](&pb.MatchRequest{Model: "m", Tokens: prompt, FailOpen: c.open})
+					switch {
+					case !c.open:
+						if want := strings.Join(c.missing, "; "); status.Code(err) != codes.DeadlineExceeded || status.Convert(err).Message() != want {
+							t.Errorf("%s: %v, want %s", transport, err, want)
+						}
+					case err != nil || !resp.Partial || len(resp.Matches) > 0 || !slices.Equal(resp.Missing, c.missing):
+						t.Errorf("%s: %v, %v, want %q", transport, resp, err, c.missing)
+					}
+				}()
+				eventually(t, "the query waits", func() bool { return s.service.waiting.Load() == 1 && len(s.gate.slots) == 0 })
+				s.gate.slots <- struct{}{}
+				f.apply(c.applied)
+				<-ended
+				<-s.gate.slots
+				if !s.gate.empty(s.limits.MaxConcurrent + s.limits.MaxQueue) {
+					t.Error("places or slots are taken")
+				}
+			}
+		})
 	}
 }
 

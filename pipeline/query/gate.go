@@ -6,6 +6,7 @@ package query
 import (
 	"container/list"
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"sync"
@@ -213,19 +214,34 @@ func (g *gate) arrivals() int64 {
 	return int64(g.arriving.Len())
 }
 
-// outside gives the slot and the place of a query at work to others while f waits.
-func (g *gate) outside(f func()) {
-	<-g.slots
-	g.give(1)
-	defer func() { // it has been let in before, so there may be one more than places
-		g.give(-1)
-		g.slots <- struct{}{}
-	}()
-	f()
-}
+// errNoTurn is that a query has not got a slot again before its time was over.
+var errNoTurn = errors.New("no slot was free again before the time was over")
 
-func (g *gate) give(places int) {
+// outside gives the slot and the place of a query at work to others while f waits. It
+// fails with errNoTurn once due is over, or a status if the caller has gone: then the
+// query has no slot, and must not work.
+func (p *place) outside(ctx context.Context, due time.Time, f func()) error {
+	g := p.gate
+	p.end()
+	f()
 	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.free += places
+	p.take() // it has been let in before, so there may be more than places
+	g.mu.Unlock()
+	select {
+	case g.slots <- struct{}{}:
+		p.slot = true
+		return nil
+	default:
+	}
+	timer := time.NewTimer(time.Until(due))
+	defer timer.Stop()
+	select {
+	case g.slots <- struct{}{}:
+		p.slot = true
+		return nil
+	case <-timer.C:
+		return errNoTurn
+	case <-ctx.Done():
+		return status.FromContextError(ctx.Err()).Err()
+	}
 }

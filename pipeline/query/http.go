@@ -162,7 +162,7 @@ func (s *Server) gated(then httpAnswer) httpAnswer {
 		if err := place.work(r.Context()); err != nil {
 			return err
 		}
-		return then(w, r, scratch)
+		return then(w, r.WithContext(context.WithValue(r.Context(), placeKey{}, place)), scratch)
 	}
 }
 

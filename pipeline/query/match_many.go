@@ -24,12 +24,12 @@ func (s *Service) MatchMany(ctx context.Context, batch *pb.MatchManyRequest) (*p
 	}
 	open := slices.ContainsFunc(batch.Requests, (*pb.MatchRequest).GetFailOpen)
 	due := s.due(ctx, batch.TimeoutMs, open)
-	late, err := s.await(ctx, batch.MinOffsets, due, slices.ContainsFunc(batch.Requests, partialAllowed), open)
+	late, turn, err := s.await(ctx, batch.MinOffsets, due, slices.ContainsFunc(batch.Requests, partialAllowed), open)
 	if err != nil {
 		return nil, err
 	}
 	m := s.scratch.Get().(*matcher)
-	m.look()
+	m.look(turn)
 	resp, err := s.matchEach(ctx, m, batch.Requests, due, late)
 	s.scratch.Put(m) // not after a panic, as in Match
 	return resp, err

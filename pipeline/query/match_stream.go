@@ -152,7 +152,7 @@ func (m *matchStream) answer(ctx context.Context, in *pb.MatchStreamRequest) (re
 	if err := place.work(ctx); err != nil {
 		return nil, err
 	}
-	return s.service.Match(ctx, in.Request)
+	return s.service.Match(context.WithValue(ctx, placeKey{}, place), in.Request)
 }
 
 // span starts a request's span, under its own parent or the stream's.

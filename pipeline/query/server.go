@@ -102,7 +102,6 @@ func NewServer(src Source, cfg Config) (*Server, error) {
 			return nil, fmt.Errorf("auth-token-file: %w", err)
 		}
 	}
-	s.service.gate = gate
 	s.service.traced = cfg.Tracer != nil
 	s.grpc = s.newGRPC()
 	s.http = s.newHTTP()

@@ -29,8 +29,7 @@ type Service struct {
 	pb.UnimplementedKVIndexServer
 	src     Source
 	limits  Limits
-	gate    *gate // of which every caller holds a place; nil: they do not
-	traced  bool  // spans are in the contexts; false saves looking for them
+	traced  bool // spans are in the contexts; false saves looking for them
 	scratch sync.Pool
 	waiting atomic.Int64 // queries that wait for min_offsets
 }
@@ -54,6 +53,7 @@ type matcher struct {
 	done   []Position // of the partitions before the search
 	blocks int        // in the prompts so far
 	rows   int        // in the answers so far
+	turn   bool       // to search
 
 	locals []index.LocalHash
 	mm     []index.MMHash
@@ -69,12 +69,12 @@ func (s *Service) Match(ctx context.Context, req *pb.MatchRequest) (*pb.MatchRes
 	if err := s.check(req); err != nil {
 		return nil, err
 	}
-	late, err := s.await(ctx, req.MinOffsets, due, partialAllowed(req), req.FailOpen)
+	late, turn, err := s.await(ctx, req.MinOffsets, due, partialAllowed(req), req.FailOpen)
 	if err != nil {
 		return nil, err
 	}
 	m := s.scratch.Get().(*matcher)
-	m.look()
+	m.look(turn)
 	resp, err := s.match(ctx, m, req, due, late)
 	s.scratch.Put(m) // not after a panic: a search that was left half-way has depths in it
 	if err == nil && s.traced {
@@ -84,8 +84,9 @@ func (s *Service) Match(ctx context.Context, req *pb.MatchRequest) (*pb.MatchRes
 }
 
 // look reads what is ready and how far the partitions are, for the searches that
-// follow.
-func (m *matcher) look() {
+// follow if it is the query's turn.
+func (m *matcher) look(turn bool) {
+	m.turn = turn
 	m.ready = m.src.Readiness()
 	m.now = m.src.Now()
 	m.done = m.src.Positions(m.done[:0])
@@ -100,6 +101,11 @@ func (s *Service) match(ctx context.Context, m *matcher, req *pb.MatchRequest, d
 	}
 	if len(late) > 0 && !req.FailOpen {
 		return nil, status.Error(codes.DeadlineExceeded, strings.Join(late, "; "))
+	}
+	if !m.turn {
+		resp := &pb.MatchResponse{BlockSize: req.BlockSize}
+		m.mark(resp, late)
+		return resp, nil
 	}
 	model, err := s.src.Model(req.Model, int(req.BlockSize), req.Hasher)
 	if err != nil {
