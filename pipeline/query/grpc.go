@@ -5,6 +5,7 @@ package query
 import (
 	"context"
 	"fmt"
+	"math"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -81,7 +82,11 @@ func (s *Server) guardUnary(ctx context.Context, req any, info *grpc.UnaryServer
 	if resp, err = next(ctx, req); err != nil {
 		return nil, err
 	}
-	return s.unread.encode(ctx, resp, false)
+	most := s.unread.most
+	if !ours {
+		most = math.MaxInt64 // health: a stage shall not be restarted because others do not read
+	}
+	return s.unread.encode(ctx, resp, most)
 }
 
 // guardStream asks who opens a stream, bounds how many are open, and turns a panic of
@@ -104,8 +109,11 @@ func (s *Server) guardStream(srv any, stream grpc.ServerStream, info *grpc.Strea
 		s.refuse(overGRPC, tooManyStreams, peerOf(stream.Context()), err)
 		return err
 	}
-	if !match {
-		stream = countedStream{stream, s.unread}
+	switch {
+	case health:
+		stream = countedStream{stream, s.unread, math.MaxInt64}
+	case !match:
+		stream = countedStream{stream, s.unread, s.unread.most}
 	}
 	guarded := func() (err error) {
 		defer func() {

@@ -123,7 +123,7 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 		var answer *unreadAnswer
 		if err == nil {
 			scratch.trim()
-			answer, err = s.unread.hold(r.Context().Value(connKey{}).(*doorConn), scratch.size(), false)
+			answer, err = s.unread.hold(r.Context().Value(connKey{}).(*doorConn), scratch.size(), s.unread.most)
 		}
 		s.in.end(scratch.ctx, overHTTP, m, status.Code(err), start)
 		if err != nil {

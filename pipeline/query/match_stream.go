@@ -107,12 +107,16 @@ func (m *matchStream) serve() (err error) {
 
 // send sends an answer, or that there is no room for it.
 func (m *matchStream) send(ctx context.Context, out *pb.MatchStreamResponse) error {
-	e, err := m.s.unread.encode(ctx, out, out.Error != nil)
-	if err != nil && out.Error == nil {
+	u := m.s.unread
+	if out.Error == nil {
+		e, err := u.encode(ctx, out, u.most)
+		if err == nil {
+			return m.SendMsg(e)
+		}
 		m.s.refusedBusy(overGRPC, err)
 		out.Answer, out.Error = nil, errorMessage(err)
-		e, err = m.s.unread.encode(ctx, out, true)
 	}
+	e, err := u.encode(ctx, out, u.refusals)
 	if err != nil {
 		return err
 	}

@@ -24,7 +24,8 @@ import (
 // out. Nothing less frees them: what gRPC has been given to send waits for its reader
 // even when its stream has ended.
 type unread struct {
-	most     int64         // bytes
+	most     int64         // bytes of queries' answers
+	refusals int64         // and of refusals on streams, which go on
 	patience time.Duration // after which an answer must go if others need the room
 	timeout  time.Duration // after which it must in any case
 
@@ -38,7 +39,7 @@ type unread struct {
 
 func newUnread(l Limits) *unread {
 	return &unread{
-		most: int64(l.MaxUnreadBytes), patience: l.Deadline, timeout: l.RequestTimeout,
+		most: int64(l.MaxUnreadBytes), refusals: int64(l.MaxUnreadBytes) / 4 * 5, patience: l.Deadline, timeout: l.RequestTimeout,
 		full: &busyError{unreadFull, fmt.Sprintf("busy: callers have yet to take %d bytes of answers: ask another instance, or again later", l.MaxUnreadBytes)},
 	}
 }
@@ -69,16 +70,12 @@ func (u *unread) room() error {
 	return nil
 }
 
-// hold counts an answer until take. It fails with a *busyError if there is no room for
-// it. There is a quarter more of it for a refusal on a stream, which goes on.
-func (u *unread) hold(c *doorConn, bytes int, refusal bool) (*unreadAnswer, error) {
+// hold counts an answer until take. It fails with a *busyError if more than most bytes
+// would be counted.
+func (u *unread) hold(c *doorConn, bytes int, most int64) (*unreadAnswer, error) {
 	a := &unreadAnswer{all: u, conn: c, since: time.Now(), bytes: int64(bytes + keptBesides)}
 	u.mu.Lock()
-	most := u.most
-	if refusal {
-		most += most / 4
-	}
-	gone := u.evict(most - a.bytes)
+	gone := u.evict(min(most, u.most) - a.bytes)
 	full := u.bytes+a.bytes > most
 	if !full && !c.left {
 		u.bytes += a.bytes
@@ -201,14 +198,14 @@ const leastPooled = 2 << 10
 
 // encode makes an answer what can be sent, and counts it until it is. It fails as hold
 // does.
-func (u *unread) encode(ctx context.Context, answer any, refusal bool) (*encoded, error) {
+func (u *unread) encode(ctx context.Context, answer any, most int64) (*encoded, error) {
 	conn, err := connOf(ctx)
 	if err != nil {
 		return nil, err
 	}
 	m := answer.(proto.Message)
 	buf := answerPool.Get(max(proto.Size(m), leastPooled))
-	a, err := u.hold(conn, cap(*buf), refusal)
+	a, err := u.hold(conn, cap(*buf), most)
 	if err != nil {
 		answerPool.Put(buf)
 		return nil, err
@@ -233,11 +230,12 @@ func (a *unreadAnswer) Put(buf *[]byte) {
 type countedStream struct {
 	grpc.ServerStream
 	unread *unread
+	most   int64
 }
 
 // SendMsg implements grpc.ServerStream.
 func (s countedStream) SendMsg(m any) error {
-	e, err := s.unread.encode(s.Context(), m, false)
+	e, err := s.unread.encode(s.Context(), m, s.most)
 	if err != nil {
 		return err
 	}
