@@ -201,7 +201,7 @@ func TestARelayReachesASecuredKafka(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(relay.kill)
-	testcontainers.Eventually(t, 30*time.Second, func() error {
+	testcontainers.Eventually(t, patience, func() error {
 		resp, err := http.Get("http://" + address + "/readyz")
 		if err != nil {
 			return fmt.Errorf("%w\n%s", err, relay.lastWords())
