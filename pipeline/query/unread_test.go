@@ -91,9 +91,9 @@ func (d *deaf) isClosed() bool {
 }
 
 // wide is a stage whose answers are long.
-func wide(t testing.TB) *fakeSource {
+func wide(t testing.TB, workers int) *fakeSource {
 	f := newFake()
-	for i := range 1000 {
+	for i := range workers {
 		name := fmt.Sprintf("worker-%04d", i)
 		f.holds(t, name, 0, locals, WorkerState{})
 		f.workers = append(f.workers, WorkerStatus{Worker: name, Model: "m"})
@@ -126,11 +126,11 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 		t.Run(method, func(t *testing.T) {
 			const most = 1 << 20
 			cfg := measured(t)
-			cfg.Limits = Limits{MaxUnreadBytes: most, MaxQueue: 1000, QueueTimeout: time.Minute, Deadline: time.Minute, RequestTimeout: time.Minute}
-			s := serve(t, wide(t), cfg)
+			cfg.Limits = Limits{MaxUnreadBytes: most, MaxRunnable: 1 << 20, MaxQueue: 1000, QueueTimeout: time.Minute, Deadline: time.Minute, RequestTimeout: time.Minute}
+			s := serve(t, wide(t, 200), cfg)
 			before := heap()
 			var all []*deaf
-			for range 8 {
+			for range 4 {
 				d := newDeaf(t, s)
 				all = append(all, d)
 				for range 100 {
@@ -148,7 +148,7 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 			}
 			bound := int64(most * 5 / 4)
 			if strings.HasPrefix(method, healthPrefix) {
-				bound = 800 * (leastPooled + keptBesides) // which are never refused
+				bound = 410 * (leastPooled + keptBesides) // which are never refused
 			} else if code, _ := get(t, s, "/readyz"); code != http.StatusOK {
 				t.Errorf("HTTP health: %d", code)
 			}
@@ -178,7 +178,7 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 func TestUnreadAnswersHaveAnEnd(t *testing.T) {
 	cfg := measured(t)
 	cfg.Limits.RequestTimeout = 300 * time.Millisecond
-	s := serve(t, wide(t), cfg)
+	s := serve(t, wide(t, 1000), cfg)
 	message := mustMarshal(t, &pb.MatchRequest{Model: "m", Tokens: prompt})
 	for n := range 2 { // the timer is set again
 		d, other := newDeaf(t, s), newDeaf(t, s)
@@ -197,8 +197,8 @@ func TestUnreadAnswersHaveAnEnd(t *testing.T) {
 // than there are.
 func TestUnreadAnswersMakeRoom(t *testing.T) {
 	cfg := measured(t)
-	cfg.Limits = Limits{MaxUnreadBytes: 1 << 20, Deadline: 200 * time.Millisecond, RequestTimeout: time.Minute}
-	s := serve(t, wide(t), cfg)
+	cfg.Limits = Limits{MaxUnreadBytes: 1 << 20, MaxRunnable: 1 << 20, Deadline: 200 * time.Millisecond, RequestTimeout: time.Minute}
+	s := serve(t, wide(t, 1000), cfg)
 	message := mustMarshal(t, &pb.MatchRequest{Model: "m", Tokens: prompt})
 	first, second, patient := newDeaf(t, s), newDeaf(t, s), newDeaf(t, s)
 	if err := first.ask(pb.KVIndex_Match_FullMethodName, true, message); err != nil {
@@ -229,8 +229,8 @@ func TestUnreadAnswersMakeRoom(t *testing.T) {
 // The same over HTTP, where a connection has one answer.
 func TestUnreadAnswersOverHTTP(t *testing.T) {
 	cfg := measured(t)
-	cfg.Limits = Limits{MaxUnreadBytes: 40 << 20, Deadline: 200 * time.Millisecond, RequestTimeout: time.Minute}
-	s := serve(t, wide(t), cfg)
+	cfg.Limits = Limits{MaxUnreadBytes: 40 << 20, MaxRunnable: 1 << 20, Deadline: 2 * time.Second, RequestTimeout: time.Minute}
+	s := serve(t, wide(t, 1000), cfg)
 	one := `{"model":"m","tokens":[1,2,3,4]}`
 	body := `{"requests":[` + one + strings.Repeat(","+one, 49) + `]}` // more than sockets hold
 	var conns []net.Conn
