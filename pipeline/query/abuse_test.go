@@ -448,7 +448,7 @@ func TestLateCut(t *testing.T) {
 	}
 	g.mu.Unlock()
 	for range 3 {
-		p, err := g.admit(func() {})
+		p, err := g.admit(0, func() {})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -456,7 +456,7 @@ func TestLateCut(t *testing.T) {
 	}
 	go func() {
 		for {
-			if p, err := g.admit(func() {}); err == nil { // it is old enough to be cut
+			if p, err := g.admit(0, func() {}); err == nil { // it is old enough to be cut
 				p.end()
 				return
 			}

@@ -82,7 +82,7 @@ func (s *Server) atTheDoor(d grpc.MethodDesc) grpc.MethodDesc {
 		}
 		arriving := ctx.Value(arrivingKey{}).(*arriving)
 		if m.matches() {
-			place, err := s.admit(func() {
+			place, err := s.admit(0, func() {
 				s.refuse(overGRPC, slowSender, peerOf(arriving), s.gate.slow)
 				arriving.cut()
 			})
@@ -107,11 +107,11 @@ func (s *Server) atTheDoor(d grpc.MethodDesc) grpc.MethodDesc {
 }
 
 // admit is the gate's, if there is room for an answer.
-func (s *Server) admit(cut func()) (*place, error) {
+func (s *Server) admit(unseen int, cut func()) (*place, error) {
 	if err := s.unread.room(); err != nil {
 		return nil, err
 	}
-	return s.gate.admit(cut)
+	return s.gate.admit(unseen, cut)
 }
 
 var errNotArrived = errors.New("the request's message did not arrive in time")

@@ -54,9 +54,9 @@ type gate struct {
 	room     int           // for those that arrive
 	patience time.Duration // after which one of them can be cut off
 	mu       sync.Mutex
-	free     int                                   // places
-	arriving list.List                             // of *place, oldest first
-	busy     func(now time.Time, enough bool) bool // of processors
+	free     int                                         // places
+	arriving list.List                                   // of *place, oldest first
+	busy     func(now time.Time, enough, many bool) bool // of processors
 
 	full, crowded, behind, late, slow *busyError // made once: a refusal shall cost little
 }
@@ -97,11 +97,11 @@ type place struct {
 
 // admit lets a query in, to be ended with end, or fails with a *busyError. If the
 // query has yet to arrive, cut is called, from another goroutine, when it takes too
-// long; nil: it is there.
-func (g *gate) admit(cut func()) (*place, error) {
+// long; nil: it is there. Up to unseen others may be waiting before the gate.
+func (g *gate) admit(unseen int, cut func()) (*place, error) {
 	p := &place{gate: g, cut: cut, from: time.Now()}
 	g.mu.Lock()
-	if g.busy(p.from, g.arriving.Len()+g.places-g.free >= cap(g.slots)) {
+	if in := g.arriving.Len() + g.places - g.free; g.busy(p.from, in >= cap(g.slots), in+unseen > cap(g.slots)) {
 		g.mu.Unlock()
 		return nil, g.behind
 	}

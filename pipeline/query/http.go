@@ -147,7 +147,9 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 // is made by then.
 func (s *Server) gated(then httpAnswer) httpAnswer {
 	return func(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
-		place, err := s.admit(func() { http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) })
+		// A request is read, worked on and answered without a pause: others wait to be read.
+		conn := r.Context().Value(connKey{}).(*doorConn)
+		place, err := s.admit(int(conn.door.open.Load()), func() { http.NewResponseController(w).SetReadDeadline(time.Unix(1, 0)) })
 		if err != nil {
 			return err
 		}

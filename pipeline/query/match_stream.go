@@ -148,7 +148,7 @@ func (m *matchStream) answer(ctx context.Context, in *pb.MatchStreamRequest) (re
 	if in.Request == nil {
 		return nil, invalid("request is not set")
 	}
-	place, err := s.admit(nil)
+	place, err := s.admit(int(s.matchStreams.Load()), nil) // each may have one that waits to be read
 	if err != nil {
 		return nil, err
 	}

@@ -25,6 +25,7 @@ type processors struct {
 	most    int        // that it should be
 	looked  time.Time
 	since   time.Time // it has been too long
+	crowd   time.Time // when there were last queries enough to make it so
 	share   float64   // of a query that may be let in
 	let     time.Time // when one was, though they were behind
 }
@@ -32,12 +33,16 @@ type processors struct {
 // behind looks, and reports whether a query that asks now should be refused. Once the
 // line has been too long for some time, that is each when there are enough already, and
 // else as many as bring the line back: twice too long, every second one. One each 5 ms
-// is let in whatever made the line. It costs about 60 ns.
-func (p *processors) behind(now time.Time, enough bool) bool {
+// is let in whatever made the line, and all are if it is not queries: if for 50 ms there
+// were neither enough nor, as far as can be known, many. It costs about 60 ns.
+func (p *processors) behind(now time.Time, enough, many bool) bool {
 	if now.Sub(p.looked) > lookedFor {
 		p.since = time.Time{}
 	}
 	p.looked = now
+	if enough || many {
+		p.crowd = now
+	}
 	line := p.waiting()
 	switch {
 	case line <= p.most:
@@ -47,7 +52,7 @@ func (p *processors) behind(now time.Time, enough bool) bool {
 		p.since = now
 	}
 	switch {
-	case now.Sub(p.since) < behindFor:
+	case now.Sub(p.since) < behindFor, now.Sub(p.crowd) > lookedFor:
 		return false
 	case enough:
 		return true

@@ -35,7 +35,7 @@ func TestProcessorsBehind(t *testing.T) {
 		start := time.Now()
 		for _, l := range looks {
 			line = l.line
-			if got := p.behind(start.Add(l.at), true); got != l.want {
+			if got := p.behind(start.Add(l.at), true, true); got != l.want {
 				t.Errorf("%s: behind after %v with %d waiting: %t", name, l.at, l.line, got)
 			}
 		}
@@ -59,14 +59,14 @@ func TestProcessorsLetIn(t *testing.T) {
 	} {
 		p := processors{waiting: func() int { return c.line }, most: 10}
 		now := time.Now()
-		p.behind(now, false)
+		p.behind(now, false, true)
 		now = now.Add(behindFor)
 		let := 0
 		for range 1000 {
-			if !p.behind(now, false) {
+			if !p.behind(now, false, true) {
 				let++
 			}
-			if !p.behind(now, true) {
+			if !p.behind(now, true, true) {
 				t.Errorf("%d waiting: let in though there are enough", c.line)
 			}
 			now = now.Add(c.every)
@@ -74,6 +74,31 @@ func TestProcessorsLetIn(t *testing.T) {
 		if let < c.want-2 || let > c.want+2 {
 			t.Errorf("%d waiting, one asking every %v: %d of 1,000 let in, want %d", c.line, c.every, let, c.want)
 		}
+	}
+}
+
+// However long the line is, no query is refused for it when there are only few: a line
+// that the stage's other work made, or that a machine without time for the stage did.
+func TestProcessorsFewQueries(t *testing.T) {
+	p := processors{waiting: func() int { return 10_000 }, most: 10}
+	now := time.Now()
+	refused := func(many bool) (n int) {
+		for range 1000 {
+			if p.behind(now, false, many) {
+				n++
+			}
+			now = now.Add(100 * time.Microsecond)
+		}
+		return n
+	}
+	if n := refused(false); n > 0 {
+		t.Errorf("%d of 1,000 refused though there were few", n)
+	}
+	if n := refused(true); n < 900 {
+		t.Errorf("%d of 1,000 refused of many", n)
+	}
+	if n := refused(false); n == 0 || n > 500 {
+		t.Errorf("%d of 1,000 refused after many, want those of 50 ms", n)
 	}
 }
 
@@ -110,7 +135,7 @@ func TestOverloadedProcessors(t *testing.T) {
 	var behind atomic.Bool
 	behind.Store(true)
 	s.gate.mu.Lock()
-	s.gate.busy = func(_ time.Time, enough bool) bool { return enough && behind.Load() }
+	s.gate.busy = func(_ time.Time, enough, _ bool) bool { return enough && behind.Load() }
 	s.gate.mu.Unlock()
 	asking := askers(t, s)
 	answers := make(chan error, 3)
