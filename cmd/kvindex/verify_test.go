@@ -15,26 +15,24 @@ import (
 
 // TestVerifyTellsWhatItDoes: not at once, and no more after.
 func TestVerifyTellsWhatItDoes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var v verifier
-		v.does.Store("reading topic kv-events")
-		var said bytes.Buffer
-		wait := func(long time.Duration) {
+	for long, want := range map[time.Duration]string{
+		tellAfter - 1: "",
+		tellAfter:     "reading topic kv-events (2s)\n",
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			var v verifier
+			v.does.Store("reading topic kv-events")
+			var said bytes.Buffer
+			quiet := v.tell(&console{err: &said})
 			time.Sleep(long)
 			synctest.Wait()
-		}
-		quiet := v.tell(&console{err: &said})
-		wait(tellAfter - 1)
-		if said.Len() > 0 {
-			t.Errorf("%q at once", said.String())
-		}
-		wait(1)
-		quiet()
-		wait(time.Minute)
-		if want := "reading topic kv-events (2s)\n"; said.String() != want {
-			t.Errorf("%q, want %q", said.String(), want)
-		}
-	})
+			quiet()
+			time.Sleep(time.Minute)
+			if said.String() != want {
+				t.Errorf("after %v: %q, want %q", long, said.String(), want)
+			}
+		})
+	}
 }
 
 // TestVerifyFindsDifferences holds hand-made answers to a topic of two workers:
