@@ -163,6 +163,13 @@ func (p *place) work(ctx context.Context) error {
 			return err
 		}
 	}
+	return p.turn(ctx, g.wait, g.late)
+}
+
+// turn waits for a slot. It fails with late once it has waited for so long, or a status
+// if the caller has gone.
+func (p *place) turn(ctx context.Context, long time.Duration, late error) error {
+	g := p.gate
 	select {
 	case g.slots <- struct{}{}:
 		p.slot = true
@@ -171,14 +178,14 @@ func (p *place) work(ctx context.Context) error {
 	}
 	g.waiting.Add(1)
 	defer g.waiting.Add(-1)
-	timer := time.NewTimer(g.wait)
+	timer := time.NewTimer(long)
 	defer timer.Stop()
 	select {
 	case g.slots <- struct{}{}:
 		p.slot = true
 		return nil
 	case <-timer.C:
-		return g.late
+		return late
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
 	}
@@ -227,21 +234,5 @@ func (p *place) outside(ctx context.Context, due time.Time, f func()) error {
 	g.mu.Lock()
 	p.take() // it has been let in before, so there may be more than places
 	g.mu.Unlock()
-	select {
-	case g.slots <- struct{}{}:
-		p.slot = true
-		return nil
-	default:
-	}
-	timer := time.NewTimer(time.Until(due))
-	defer timer.Stop()
-	select {
-	case g.slots <- struct{}{}:
-		p.slot = true
-		return nil
-	case <-timer.C:
-		return errNoTurn
-	case <-ctx.Done():
-		return status.FromContextError(ctx.Err()).Err()
-	}
+	return p.turn(ctx, time.Until(due), errNoTurn)
 }
