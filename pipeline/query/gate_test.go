@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -147,13 +146,6 @@ func TestRefusalsLeaveNothingBehind(t *testing.T) {
 					t.Fatalf("got %v, want %v", err, want)
 				}
 			}
-		}
-		heap := func() int64 {
-			var m runtime.MemStats
-			runtime.GC()
-			runtime.GC()
-			runtime.ReadMemStats(&m)
-			return int64(m.HeapAlloc)
 		}
 		ask(100)
 		before := heap()

@@ -101,6 +101,7 @@ func wide(t testing.TB, workers int) *fakeSource {
 	return f
 }
 
+// heap is how many bytes are in use after a collection.
 func heap() int64 {
 	var m runtime.MemStats
 	runtime.GC()
@@ -126,7 +127,7 @@ func TestUnreadAnswersAreBounded(t *testing.T) {
 		t.Run(method, func(t *testing.T) {
 			const most = 1 << 20
 			cfg := measured(t)
-			cfg.Limits = Limits{MaxUnreadBytes: most, MaxRunnable: 1 << 20, MaxQueue: 1000, QueueTimeout: time.Minute, Deadline: time.Minute, RequestTimeout: time.Minute}
+			cfg.Limits = Limits{MaxUnreadBytes: most, MaxQueue: 1000, QueueTimeout: time.Minute, Deadline: time.Minute, RequestTimeout: time.Minute}
 			s := serve(t, wide(t, 200), cfg)
 			before := heap()
 			var all []*deaf
@@ -197,7 +198,7 @@ func TestUnreadAnswersHaveAnEnd(t *testing.T) {
 // than there are.
 func TestUnreadAnswersMakeRoom(t *testing.T) {
 	cfg := measured(t)
-	cfg.Limits = Limits{MaxUnreadBytes: 1 << 20, MaxRunnable: 1 << 20, Deadline: 200 * time.Millisecond, RequestTimeout: time.Minute}
+	cfg.Limits = Limits{MaxUnreadBytes: 1 << 20, Deadline: 200 * time.Millisecond, RequestTimeout: time.Minute}
 	s := serve(t, wide(t, 1000), cfg)
 	message := mustMarshal(t, &pb.MatchRequest{Model: "m", Tokens: prompt})
 	first, second, patient := newDeaf(t, s), newDeaf(t, s), newDeaf(t, s)
@@ -229,7 +230,7 @@ func TestUnreadAnswersMakeRoom(t *testing.T) {
 // The same over HTTP, where a connection has one answer.
 func TestUnreadAnswersOverHTTP(t *testing.T) {
 	cfg := measured(t)
-	cfg.Limits = Limits{MaxUnreadBytes: 40 << 20, MaxRunnable: 1 << 20, Deadline: 2 * time.Second, RequestTimeout: time.Minute}
+	cfg.Limits = Limits{MaxUnreadBytes: 40 << 20, Deadline: 2 * time.Second, RequestTimeout: time.Minute}
 	s := serve(t, wide(t, 1000), cfg)
 	one := `{"model":"m","tokens":[1,2,3,4]}`
 	body := `{"requests":[` + one + strings.Repeat(","+one, 49) + `]}` // more than sockets hold
