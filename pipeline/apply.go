@@ -145,8 +145,14 @@ func (p *partition) addRank(w *worker, number int32, offset int64) *rank {
 	w.ranks = append(w.ranks, k)
 	p.ranks.Add(1)
 	p.listing.Store(k.id(), k)
-	// Its snapshot, if one is left of before it was forgotten, will be replaced.
-	delete(p.forgotten, k.id())
+	// Its snapshot, if one is left of before it was forgotten, will be replaced; if
+	// none is, a replay must still not begin among the records of that life.
+	if g := p.forgotten[k.id()]; g != nil {
+		if g.w < 0 {
+			k.firstOffset = min(offset, g.first)
+		}
+		delete(p.forgotten, k.id())
+	}
 	return k
 }
 
@@ -372,7 +378,7 @@ func (p *partition) forget(k *rank, timestamp int64) {
 		m.W = k.saved.w
 	}
 	g := newGoner(m, k.lastOffset)
-	g.at = timestamp
+	g.first, g.at = k.firstOffset, timestamp
 	p.forgotten[k.id()] = g
 	if !p.hasDuty() {
 		for id, g := range p.forgotten {

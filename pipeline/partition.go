@@ -159,7 +159,7 @@ func (p *partition) Drop(reason error) {
 	p.position, p.leaderEpoch, p.nextExpiry = 0, -1, never
 	p.clock.reset()
 	p.save.incarnation++
-	p.save.adopted = 0
+	p.save.adopted, p.save.told = 0, nil
 	p.save.passed = map[snapshot.ID]bool{}
 	p.passed.Store(0)
 	if p.saver != nil {

@@ -43,6 +43,7 @@ type roundResult struct {
 
 	turn    int64
 	onTopic []onTopic
+	end     int64 // of the log then
 }
 
 // onTopic is a worker-rank on the topic.
@@ -232,16 +233,21 @@ func (s *saver) serve(ctx context.Context) error {
 			return err
 		}
 	}
+	// The former writer was at most there.
+	bounds, err := consumer.ListBounds(ctx, s.p.stage.aux, topic.Name, []int32{s.p.number})
+	if err != nil {
+		return err
+	}
 	s.turns++
 	s.turn.Store(s.turns)
-	s.tell(ctx, w)
+	s.tell(ctx, w, bounds[s.p.number].End)
 	s.setProblem(nil)
 	s.log.Info("writing this partition's snapshots")
 	return s.write(ctx, w, source)
 }
 
 // tell gives the partition what is on the topic; it gives rounds in return.
-func (s *saver) tell(ctx context.Context, w *snapshot.Writer) {
+func (s *saver) tell(ctx context.Context, w *snapshot.Writer, end int64) {
 	t := w.Table()
 	all := make([]onTopic, 0, len(t.IDs()))
 	for _, id := range t.IDs() {
@@ -251,7 +257,7 @@ func (s *saver) tell(ctx context.Context, w *snapshot.Writer) {
 	if f, ok := t.Floor(); ok {
 		s.floor.Store(f.Offset)
 	}
-	s.answer(ctx, roundResult{turn: s.turns, onTopic: all})
+	s.answer(ctx, roundResult{turn: s.turns, onTopic: all, end: end})
 }
 
 func (s *saver) answer(ctx context.Context, r roundResult) {

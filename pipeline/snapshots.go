@@ -46,9 +46,10 @@ func (s *savedState) weigh(bytes int) {
 
 // saving is the partition's side of its saver.
 type saving struct {
-	incarnation int   // of what the partition holds; a result of an older one only says that the round is over
-	adopted     int64 // the saver's turn whose start was taken notice of
-	busy        bool  // a round is with the saver
+	incarnation int          // of what the partition holds; a result of an older one only says that the round is over
+	adopted     int64        // the saver's turn whose start was taken notice of
+	told        *roundResult // what was on the topic at the start of a turn, until it is taken notice of
+	busy        bool         // a round is with the saver
 	candidates  []snapshot.Candidate
 	picks       []snapshot.Pick
 	free        []*snapshot.Packed   // to be used again
@@ -61,16 +62,23 @@ type saving struct {
 // floor below them is first replaced by one that says that it is forgotten.
 type goner struct {
 	manifest schemas.Manifest // to be written in its place, but for W; empty if it cannot be read
-	w        int64            // of the manifest on the topic, -1 if there is none or an unknown one
+	w        int64            // of the manifest on the topic, -1 if there is none or it cannot be read
+	first    int64            // without a manifest the floor must not pass this offset, unless it passes after
 	after    int64            // the floor must be past this offset
 	at       int64            // broker time when it was forgotten, unix milliseconds
+}
+
+// unsaved reports whether a replay could begin among the worker-rank's records with
+// nothing to say that it was known before.
+func (g *goner) unsaved(floor int64) bool {
+	return g.w < 0 && floor <= g.after && g.manifest.Worker != ""
 }
 
 // newGoner takes what a manifest said last of a worker-rank.
 func newGoner(m schemas.Manifest, after int64) *goner {
 	w := m.W
 	m.Retired, m.RetiredAt, m.Incomplete, m.LastOffset = true, forgottenAt, false, after
-	return &goner{manifest: m, w: w, after: after}
+	return &goner{manifest: m, w: w, first: never, after: after}
 }
 
 // forgottenAt is the time of retirement of one that is forgotten: the next
@@ -117,6 +125,12 @@ func (p *partition) saveTick(now time.Time) error {
 		default:
 		}
 		break
+	}
+	if told := p.save.told; told != nil && p.position >= told.end {
+		p.save.told = nil
+		if err := p.adopt(told); err != nil {
+			return err
+		}
 	}
 	if !p.save.busy && p.hasDuty() {
 		p.give(p.nextRound(now, p.stage.budget, false))
@@ -191,11 +205,14 @@ func (p *partition) nextRound(now time.Time, budget *snapshot.Budget, all bool) 
 		workers[pick.ID.Worker] = true
 	}
 	floor := p.saver.floor.Load()
+	replaced := 0 // manifests; they have room of their own, or who is due at all times would leave none
 	for id, g := range p.forgotten {
-		if floor > g.after && p.outlived(id) {
+		switch {
+		case floor > g.after && p.outlived(id):
 			r.Deletes = append(r.Deletes, id)
-		} else if g.w <= g.after && len(workers) < roundCount {
+		case g.manifest.Worker != "" && g.w <= g.after && replaced < policy.RoundCount:
 			workers[id.Worker] = true
+			replaced++
 		}
 	}
 	if len(workers) == 0 && len(r.Deletes) == 0 {
@@ -228,6 +245,11 @@ func (p *partition) nextRound(now time.Time, budget *snapshot.Budget, all bool) 
 			k.blocks.Dump(packed.Add)
 		}
 		r.Dumps = append(r.Dumps, snapshot.Dump{Manifest: m, Blocks: packed})
+	}
+	for id, g := range p.forgotten {
+		if g.unsaved(floor) {
+			r.Unsaved = append(r.Unsaved, snapshot.Unsaved{ID: id, First: g.first})
+		}
 	}
 	for _, w := range p.workers {
 		for _, k := range w.ranks {
@@ -307,7 +329,8 @@ func (p *partition) manifest(k *rank) schemas.Manifest {
 // saveDone books what became of a round.
 func (p *partition) saveDone(done roundResult, now time.Time) error {
 	if done.round == nil { // the saver took up the duty and read what is on the topic
-		return p.adopt(done)
+		p.save.told = &done
+		return nil
 	}
 	s := &p.save
 	s.busy = false
@@ -320,8 +343,13 @@ func (p *partition) saveDone(done roundResult, now time.Time) error {
 		return nil
 	}
 	if done.err == nil {
+		refused := func(id snapshot.ID) bool {
+			return slices.ContainsFunc(done.Refused, func(r snapshot.Refusal) bool { return r.ID == id })
+		}
 		for _, id := range done.round.Deletes {
-			delete(p.forgotten, id) // removed, or not there
+			if !refused(id) {
+				delete(p.forgotten, id) // removed, or not there
+			}
 		}
 	}
 	for _, id := range done.Written {
@@ -374,7 +402,11 @@ var errSnapshotsAppeared = errors.New("the snapshot topic, which was missing at 
 // adopt learns what is on the topic when the duty is taken up: a manifest of a
 // worker-rank that is forgotten here is to go, one that another instance wrote
 // is there, one that cannot be read is as good as none.
-func (p *partition) adopt(done roundResult) error {
+//
+// It waits until the partition is where the log ended then: no manifest is of a
+// later moment. To one that is behind, a worker-rank that comes back, and one that
+// another instance has forgotten, would look alike.
+func (p *partition) adopt(done *roundResult) error {
 	there := make(map[snapshot.ID]int64, len(done.onTopic))
 	floor := p.saver.floor.Load()
 	for id, g := range p.forgotten {
@@ -391,13 +423,13 @@ func (p *partition) adopt(done roundResult) error {
 			}
 			there[x.id] = m.W
 		}
-		if p.rank(x.id) != nil || m.W > p.position || p.save.passed[x.id] {
+		if p.rank(x.id) != nil || p.save.passed[x.id] {
 			continue
 		}
 		// Where its last record is, nobody remembers.
 		g := newGoner(m, p.position-1)
 		if x.manifest == nil {
-			g.w = math.MaxInt64 // what cannot be read holds nothing
+			g.w = -1 // what cannot be read holds nothing
 		}
 		p.forgotten[x.id] = g
 	}
