@@ -690,7 +690,7 @@ func TestDropinRegistration(t *testing.T) {
 	}
 
 	const row42 = `{"block_size":4,"endpoints":{"0":"kafka:kv-events/3","1":"kafka:kv-events/3"},"instance_id":42,"listeners":{` +
-		`"0":{"endpoint":"kafka:kv-events/3","last_error":"events were lost: depths may be below the truth","status":"paused"},` +
+		`"0":{"endpoint":"kafka:kv-events/3","last_error":"events were lost: it may hold more or less","status":"paused"},` +
 		`"1":{"endpoint":"kafka:kv-events/3","status":"active"}},"model_name":"m","routing_group":"default","source":"kafka","status":"active"}`
 	const row007 = `{"block_size":8,"endpoints":{"0":"kafka:kv-events/0"},"instance_id":"007","listeners":{"0":{"endpoint":"kafka:kv-events/0","status":"active"}},` +
 		`"model_name":"other","routing_group":"default","source":"kafka","status":"active"}`

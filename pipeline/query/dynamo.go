@@ -203,7 +203,7 @@ func appendDynamoWorker(dst []byte, topic string, ranks []WorkerStatus) []byte {
 		}
 		dst = append(append(append(dst, `,"status":"`...), status...), '"')
 		if r.Incomplete {
-			dst = append(dst, `,"last_error":"events were lost: depths may be below the truth"`...)
+			dst = append(dst, `,"last_error":"events were lost: it may hold more or less"`...)
 		}
 		dst = append(dst, '}')
 	}

@@ -90,7 +90,7 @@ type Position struct {
 // WorkerState is how far to trust an answer about one worker-rank.
 type WorkerState struct {
 	Hidden     bool          // silent beyond the TTL, or moved to another partition: not to be answered
-	Incomplete bool          // events were lost: depths may be below the truth
+	Incomplete bool          // events were lost: it may hold more or less
 	Age        time.Duration // since its last record
 	Partition  int32
 }

@@ -834,7 +834,8 @@ type WorkerMatch struct {
 	DepthExternalTokens uint32 `protobuf:"varint,14,opt,name=depth_external_tokens,json=depthExternalTokens,proto3" json:"depth_external_tokens,omitempty"`
 	// Milliseconds since the worker-rank's last record, heartbeats included.
 	AgeMs int64 `protobuf:"varint,5,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
-	// Events of this worker-rank were lost: the depth may be below the truth.
+	// Events of this worker-rank were lost: it may hold more than the depth, or
+	// less if removals were lost within an epoch.
 	Incomplete bool `protobuf:"varint,6,opt,name=incomplete,proto3" json:"incomplete,omitempty"`
 	// Partition of the events topic that the worker's events come from.
 	Partition int32 `protobuf:"varint,7,opt,name=partition,proto3" json:"partition,omitempty"`
@@ -1083,7 +1084,7 @@ type WorkerStatus struct {
 	AgeMs int64 `protobuf:"varint,10,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
 	// Not heard for longer than the worker TTL: left out of answers.
 	Silent bool `protobuf:"varint,11,opt,name=silent,proto3" json:"silent,omitempty"`
-	// Events were lost: depths may be below the truth.
+	// Events were lost: it may hold more than is told, or less.
 	Incomplete bool `protobuf:"varint,12,opt,name=incomplete,proto3" json:"incomplete,omitempty"`
 	// Retired: holds nothing, kept so that a late record can't revive it.
 	Retired       bool `protobuf:"varint,13,opt,name=retired,proto3" json:"retired,omitempty"`
