@@ -12,10 +12,12 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"kvindex/consumer"
 	"kvindex/index"
+	"kvindex/pipeline/query"
 	"kvindex/pipeline/verify"
 	"kvindex/testcontainers"
 )
@@ -509,6 +511,7 @@ func TestSnapshotTopicMissingOrTooSmall(t *testing.T) {
 				in := r.start()
 				r.fleet("w", 9).work(60)
 				in.same(1, 100)
+				in.showsTopics(adm)
 				in.eventually(func() error {
 					lacks := fmt.Sprintf("topic %s has %d partitions of the 4", r.cfg.SnapshotTopic, partitions)
 					if partitions == 0 {
@@ -525,6 +528,7 @@ func TestSnapshotTopicMissingOrTooSmall(t *testing.T) {
 					create(4)
 				}
 				in.saved()
+				in.showsTopics(adm)
 				in.eventually(func() error {
 					if got := in.Status().Warnings; len(got) > 0 {
 						return fmt.Errorf("warnings %q, want none any more", got)
@@ -539,6 +543,28 @@ func TestSnapshotTopicMissingOrTooSmall(t *testing.T) {
 			})
 		})
 	}
+}
+
+// showsTopics waits until the status has both topics as the broker has them.
+func (in *instance) showsTopics(adm *kadm.Client) {
+	in.r.t.Helper()
+	in.eventually(func() error {
+		topics, err := adm.ListTopics(in.r.t.Context(), in.r.cfg.Topic, in.r.cfg.SnapshotTopic)
+		if err != nil {
+			return err
+		}
+		want := func(name string) query.TopicStatus {
+			if topics[name].Err != nil {
+				return query.TopicStatus{Name: name}
+			}
+			return query.TopicStatus{Name: name, ID: fmt.Sprintf("%x", [16]byte(topics[name].ID))}
+		}
+		st := in.Status()
+		if st.Events != want(in.r.cfg.Topic) || st.Snapshots != want(in.r.cfg.SnapshotTopic) {
+			return fmt.Errorf("topics %v and %v, want %v and %v", st.Events, st.Snapshots, want(in.r.cfg.Topic), want(in.r.cfg.SnapshotTopic))
+		}
+		return nil
+	})
 }
 
 // agrees compares answers without asking brokers anything.

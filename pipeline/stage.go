@@ -44,8 +44,9 @@ type Stage struct {
 	duties map[int32]bool  // last told by the group; kept for partitions that come later
 	saving context.Context // ends the savers
 
-	noDuty  atomic.Pointer[string] // why this instance is not in the duty's group
-	noPlace atomic.Pointer[string] // what the snapshot topic lacks to hold every partition's snapshots
+	noDuty  atomic.Pointer[string]         // why this instance is not in the duty's group
+	place   atomic.Pointer[consumer.Topic] // the snapshot topic when last looked at; nil: not seen, or not there
+	noPlace atomic.Pointer[string]         // what the snapshot topic lacks to hold every partition's snapshots
 
 	// For tests.
 	beforeRecord func(partition int32, offset int64)
@@ -319,11 +320,12 @@ func (s *Stage) lookForPlace(ctx context.Context) {
 	defer cancel()
 	want := s.consumer.Topic().Partitions
 	t, err := consumer.DescribeTopic(ctx, s.aux, s.cfg.SnapshotTopic)
-	switch {
-	case errors.Is(err, consumer.ErrNoTopic):
-	case err != nil:
+	if err != nil && !errors.Is(err, consumer.ErrNoTopic) {
 		return // brokers are away: whoever writes says so
-	case t.Partitions < want:
+	}
+	if err != nil {
+		s.place.Store(nil)
+	} else if s.place.Store(&t); t.Partitions < want {
 		err = fmt.Errorf("topic %s has %d partitions of the %d that %s has", t.Name, t.Partitions, want, s.cfg.Topic)
 	}
 	if err == nil {

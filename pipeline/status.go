@@ -148,8 +148,8 @@ func (s *Stage) Status() query.Status {
 		Instance:  s.cfg.Instance,
 		Version:   s.cfg.Version,
 		Started:   s.started,
-		Events:    query.TopicStatus{Name: s.cfg.Topic, ID: fmt.Sprintf("%x", topic.ID)},
-		Snapshots: query.TopicStatus{Name: s.cfg.SnapshotTopic},
+		Events:    topicStatus(s.cfg.Topic, &topic),
+		Snapshots: topicStatus(s.cfg.SnapshotTopic, s.place.Load()),
 		Counters:  map[string]int64{},
 	}
 	if s.cfg.SnapshotTopic == "" {
@@ -218,5 +218,14 @@ func (s *Stage) Status() query.Status {
 	slices.SortFunc(st.Models, func(a, b query.ModelStatus) int {
 		return cmp.Or(cmp.Compare(a.Model, b.Model), cmp.Compare(a.BlockSize, b.BlockSize), cmp.Compare(a.Hasher, b.Hasher))
 	})
+	return st
+}
+
+// topicStatus names a topic, with its id once it has been seen.
+func topicStatus(name string, seen *consumer.Topic) query.TopicStatus {
+	st := query.TopicStatus{Name: name}
+	if seen != nil && seen.ID != [16]byte{} {
+		st.ID = fmt.Sprintf("%x", seen.ID)
+	}
 	return st
 }

@@ -130,7 +130,7 @@ type Status struct {
 // TopicStatus names a topic.
 type TopicStatus struct {
 	Name string
-	ID   string
+	ID   string // Kafka's, in hexadecimal; "" while the topic is not known
 }
 
 // PartitionStatus is where one partition stands.
