@@ -28,6 +28,17 @@ func newConsole(in, out, err *os.File) *console {
 	return &console{in: in, out: out, err: err, outStyle: styleOf(out), errStyle: styleOf(err)}
 }
 
+// given returns the names of the settings that are not the default's.
+func (c *console) given() map[string]bool {
+	names := map[string]bool{}
+	for _, s := range c.settings {
+		if s.from != "default" {
+			names[s.name] = true
+		}
+	}
+	return names
+}
+
 // style is how a file may be written to.
 type style struct {
 	terminal bool // lines may be written over

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -133,13 +135,39 @@ func (a *kafkaAccess) options() ([]kgo.Opt, error) {
 	return append(a.security.Options(), kgo.SeedBrokers(a.brokers...)), nil
 }
 
-// client connects to the brokers.
-func (a *kafkaAccess) client(opts ...kgo.Opt) (*kgo.Client, error) {
+// client connects to the brokers, and fails if none answers.
+func (a *kafkaAccess) client(ctx context.Context, opts ...kgo.Opt) (*kgo.Client, error) {
 	own, err := a.options()
 	if err != nil {
 		return nil, err
 	}
-	return kafkaClient(a.brokers, append(own, opts...)...)
+	cl, err := kafkaClient(a.brokers, append(own, opts...)...)
+	if err != nil {
+		return nil, err
+	}
+	if err := ping(ctx, cl, a.brokers); err != nil {
+		cl.Close()
+		return nil, err
+	}
+	return cl, nil
+}
+
+// brokersPatience is how long brokers may take to say anything at all: one that
+// hangs, or a port that is something else's, would be waited for without end.
+const brokersPatience = 5 * time.Second
+
+// ping sees whether a broker answers.
+func ping(ctx context.Context, cl *kgo.Client, brokers []string) error {
+	bounded, cancel := context.WithTimeout(ctx, brokersPatience)
+	defer cancel()
+	err := cl.Ping(bounded)
+	if err == nil {
+		return nil
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("nothing within %v", brokersPatience)
+	}
+	return fmt.Errorf("no broker answers at %s: %w", strings.Join(brokers, ","), err)
 }
 
 // kafkaClient connects to the brokers as every command does.

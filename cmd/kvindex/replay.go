@@ -110,14 +110,11 @@ func (c *replayConfig) run(ctx context.Context, con *console) error {
 	if c.limit < 0 || c.duration < 0 {
 		return usagef("--limit and --duration must not be negative")
 	}
-	cl, err := c.kafka.client(fleet.ProducerOptions()...)
+	cl, err := c.kafka.client(ctx, fleet.ProducerOptions()...)
 	if err != nil {
 		return err
 	}
 	defer cl.Close()
-	if err := cl.Ping(ctx); err != nil {
-		return fmt.Errorf("no broker answers at %v: %w", c.kafka.brokers, err)
-	}
 	s, err := newSim(cl, c.topic, c.sim)
 	if err != nil {
 		return err

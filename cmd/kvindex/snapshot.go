@@ -93,7 +93,10 @@ type inspectedWorker struct {
 }
 
 func (c *inspectConfig) run(ctx context.Context, con *console) error {
-	cl, err := c.kafka.client()
+	if err := twoTopics(c.topic, c.snapshotTopic); err != nil {
+		return err
+	}
+	cl, err := c.kafka.client(ctx)
 	if err != nil {
 		return err
 	}
@@ -104,7 +107,8 @@ func (c *inspectConfig) run(ctx context.Context, con *console) error {
 	}
 	// The events topic may be gone; its snapshots can be looked at all the same.
 	source, err := snapshot.FindSource(ctx, cl, c.topic)
-	if err != nil && !errors.Is(err, kerr.UnknownTopicOrPartition) {
+	gone := errors.Is(err, kerr.UnknownTopicOrPartition)
+	if err != nil && !gone {
 		return err
 	}
 	if len(c.partitions) == 0 {
@@ -127,9 +131,18 @@ func (c *inspectConfig) run(ctx context.Context, con *console) error {
 	if c.output == "json" {
 		err = con.printJSON(parts)
 	} else {
+		for i := range parts {
+			if gone {
+				parts[i].Stale = "" // the same for all: said once, below
+			}
+		}
 		err = printInspected(con, parts)
 	}
-	if err == nil && problems > 0 {
+	switch {
+	case err != nil:
+	case gone:
+		err = checkf("topic %s does not exist: a restore would discard everything", c.topic)
+	case problems > 0:
 		err = checkf("a restore would discard something (problems: %d)", problems)
 	}
 	return err

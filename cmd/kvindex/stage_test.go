@@ -175,8 +175,8 @@ func TestCommandsAgainstAStage(t *testing.T) {
 	}
 	r.run(t, 0, "snapshot", "inspect", "--partition", "1")
 	r.run(t, codeUsage, "snapshot", "inspect", "--partition", "4")
-	if got := r.run(t, codeCheck, "snapshot", "inspect", "--topic", "another"); !strings.Contains(got.out, "topic another does not exist") {
-		t.Errorf("snapshot inspect: %s", got.out)
+	if got := r.run(t, codeCheck, "snapshot", "inspect", "--topic", "another"); strings.Count(got.out+got.err, "topic another does not exist") != 1 {
+		t.Errorf("snapshot inspect: %s%s", got.out, got.err)
 	}
 }
 

@@ -35,6 +35,8 @@ type topicsConfig struct {
 	retention      time.Duration
 	retentionBytes int64
 	output         string
+
+	asked map[string]bool // names of create's flags that were given: what they say must be so
 }
 
 func topicsCommand() command {
@@ -52,7 +54,9 @@ func topicsCommand() command {
 			short: "Create the topics that are not there yet",
 			long: `Create makes the events topic (deleted by age, stamped by the broker) and the snapshot
 topic (compacted, as many partitions), with the settings that kvindex relies on. A topic
-that exists is left as it is; then both are checked as "topics check" does.
+that exists is left as it is; then both are checked as "topics check" does, and against
+the partitions, replication factor and retention that were asked for (not against their
+defaults). Exit code 3 if anything is not so.
 
 Retention of the events bounds how long a stage may be away: what lies before the floors
 (the consumer group's offsets) is safe to delete at any time.`,
@@ -66,17 +70,21 @@ Retention of the events bounds how long a stage may be away: what lies before th
 				fs.Int64Var(&c.retentionBytes, "retention-bytes", 0, "keep at most this many `bytes` of events a partition; 0: the broker's default")
 			},
 			run: func(ctx context.Context, con *console, _ []string) error {
+				if err := twoTopics(c.topic, c.snapshotTopic); err != nil {
+					return err
+				}
 				if c.partitions < 1 || c.retention < 0 || c.retentionBytes < 0 || c.replication == 0 || c.replication < -1 {
 					return usagef("partitions must be above 0, the replication factor too or -1, retention 0 or more")
 				}
-				if err := c.withAdmin(func(adm *kadm.Client) error { return c.create(ctx, con, adm) }); err != nil {
+				c.asked = con.given()
+				if err := c.withAdmin(ctx, func(adm *kadm.Client) error { return c.create(ctx, con, adm) }); err != nil {
 					return err
 				}
 				if err := c.wait(ctx); err != nil {
 					return err
 				}
 				// Another client: this one has cached that there were no such topics.
-				return c.withAdmin(func(adm *kadm.Client) error { return c.report(ctx, con, adm) })
+				return c.withAdmin(ctx, func(adm *kadm.Client) error { return c.report(ctx, con, adm) })
 			},
 		}, {
 			use:   "check",
@@ -89,14 +97,28 @@ wrongly or not at all. Exit code 3 if there is anything.`,
 				outputFlag(fs, &c.output)
 			},
 			run: func(ctx context.Context, con *console, _ []string) error {
-				return c.withAdmin(func(adm *kadm.Client) error { return c.report(ctx, con, adm) })
+				if err := twoTopics(c.topic, c.snapshotTopic); err != nil {
+					return err
+				}
+				return c.withAdmin(ctx, func(adm *kadm.Client) error { return c.report(ctx, con, adm) })
 			},
 		}},
 	}
 }
 
-func (c *topicsConfig) withAdmin(do func(*kadm.Client) error) error {
-	cl, err := c.kafka.client()
+// twoTopics refuses one topic for both: what is right for one is wrong for the other.
+func twoTopics(events, snapshots string) error {
+	switch {
+	case events == "" || snapshots == "":
+		return usagef("--topic and --snapshot-topic must not be empty")
+	case events == snapshots:
+		return usagef("events and snapshots need two topics, not %q twice", events)
+	}
+	return nil
+}
+
+func (c *topicsConfig) withAdmin(ctx context.Context, do func(*kadm.Client) error) error {
+	cl, err := c.kafka.client(ctx)
 	if err != nil {
 		return err
 	}
@@ -132,9 +154,6 @@ func (c *topicsConfig) snapshotSettings() map[string]string {
 
 // create creates the topics that do not exist.
 func (c *topicsConfig) create(ctx context.Context, con *console, adm *kadm.Client) error {
-	if c.topic == c.snapshotTopic {
-		return usagef("events and snapshots need two topics, not %q twice", c.topic)
-	}
 	for _, t := range []struct {
 		name     string
 		settings map[string]string
@@ -166,7 +185,7 @@ func (c *topicsConfig) create(ctx context.Context, con *console, adm *kadm.Clien
 func (c *topicsConfig) wait(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
-	cl, err := c.kafka.client()
+	cl, err := c.kafka.client(ctx)
 	if err != nil {
 		return err
 	}
@@ -253,6 +272,17 @@ func (c *topicsConfig) check(ctx context.Context, adm *kadm.Client) (topicsRepor
 				wrong(topic, "partition %d: %v", p.Partition, p.Err)
 			}
 		}
+		if n := len(d.Partitions); c.asked["partitions"] && n != int(c.partitions) {
+			wrong(topic, "has %d partitions, not the %d asked for", n, c.partitions)
+		}
+		if want := int(c.replication); c.asked["replication-factor"] && want > 0 {
+			for _, p := range d.Partitions.Sorted() {
+				if n := len(p.Replicas); n != want {
+					wrong(topic, "partition %d has %d copies, not the %d asked for", p.Partition, n, want)
+					break // the others are likely to be alike
+				}
+			}
+		}
 		return true
 	}
 	events, snapshots := there(c.topic), there(c.snapshotTopic)
@@ -267,6 +297,12 @@ func (c *topicsConfig) check(ctx context.Context, adm *kadm.Client) (topicsRepor
 			}
 			if ts := get("message.timestamp.type"); ts != "LogAppendTime" {
 				wrong(c.topic, "message.timestamp.type is %s, must be LogAppendTime: how long a worker has been silent is told by the broker's clock", ts)
+			}
+			asked := c.eventsSettings()
+			for _, r := range []struct{ flag, key string }{{"retention", "retention.ms"}, {"retention-bytes", "retention.bytes"}} {
+				if want := asked[r.key]; c.asked[r.flag] && want != "" && get(r.key) != want {
+					wrong(c.topic, "%s is %s, not the %s asked for", r.key, get(r.key), want)
+				}
 			}
 		})
 		if err != nil {

@@ -92,3 +92,55 @@ func TestTopicsCreate(t *testing.T) {
 		}
 	}
 }
+
+// TestTopicsCreateWantsWhatItWasAsked: a script that asks for something that is not
+// so must not go on as if it were; one that leaves it to the defaults may.
+func TestTopicsCreateWantsWhatItWasAsked(t *testing.T) {
+	broker := testcontainers.NewKfake(t, testcontainers.KfakeConfig{})
+	create := func(args string) executed {
+		return execute(t, append([]string{"topics", "create", "--brokers", broker.Brokers()[0]}, strings.Fields(args)...)...)
+	}
+	const made = "--partitions 4 --replication-factor 1 --retention 2h --retention-bytes 1000000"
+	if got := create(made); got.code != 0 {
+		t.Fatalf("exit code %d: %s%s", got.code, got.out, got.err)
+	}
+	for args, wrong := range map[string][]string{
+		"":                        nil,
+		made:                      nil,
+		"--retention 0":           nil,
+		"--replication-factor -1": nil,
+		"--partitions 8":          {"topic kv-events: has 4 partitions, not the 8 asked for", "topic kv-snapshots: has 4 partitions, not the 8 asked for"},
+		"--partitions 16":         {"topic kv-events: has 4 partitions, not the 16 asked for", "topic kv-snapshots: has 4 partitions, not the 16 asked for"},
+		"--replication-factor 3":  {"topic kv-events: partition 0 has 1 copies, not the 3 asked for", "topic kv-snapshots: partition 0 has 1 copies, not the 3 asked for"},
+		"--retention 24h":         {"topic kv-events: retention.ms is 7200000, not the 86400000 asked for"},
+		"--retention-bytes 5":     {"topic kv-events: retention.bytes is 1000000, not the 5 asked for"},
+	} {
+		got := create(args)
+		if want := map[bool]int{true: 0, false: codeCheck}[wrong == nil]; got.code != want {
+			t.Errorf("%q: exit code %d, want %d; %s%s", args, got.code, want, got.out, got.err)
+		}
+		if n := strings.Count(got.out, "wrong: "); n != len(wrong) {
+			t.Errorf("%q: %d problems, want %d:\n%s", args, n, len(wrong), got.out)
+		}
+		for _, w := range wrong {
+			if !strings.Contains(got.out, "wrong: "+w+"\n") {
+				t.Errorf("%q: no word of %q in:\n%s", args, w, got.out)
+			}
+		}
+	}
+}
+
+// TestTwoTopics: whatever needs two topics says so when it is given one, or none.
+func TestTwoTopics(t *testing.T) {
+	for _, line := range []string{"topics create", "topics check", "snapshot inspect"} {
+		for args, want := range map[string]string{
+			"--topic same --snapshot-topic same": `events and snapshots need two topics, not "same" twice`,
+			"--topic=":                           "--topic and --snapshot-topic must not be empty",
+		} {
+			got := execute(t, strings.Fields(line+" --brokers 127.0.0.1:1 "+args)...)
+			if got.code != codeUsage || got.out != "" || !strings.HasPrefix(got.err, "kvindex: "+want) {
+				t.Errorf("%s %s: exit code %d, want %d; %q, want %q", line, args, got.code, codeUsage, got.err, want)
+			}
+		}
+	}
+}

@@ -78,7 +78,7 @@ func (c *verifyConfig) run(ctx context.Context, con *console) error {
 	if c.queries < 0 {
 		return usagef("--queries %d is negative", c.queries)
 	}
-	v, err := newVerifier(&c.kafka, &c.asked, c.grace, c.seed)
+	v, err := newVerifier(ctx, &c.kafka, &c.asked, c.grace, c.seed)
 	if err != nil {
 		return err
 	}
@@ -139,7 +139,7 @@ type verifier struct {
 	does    atomic.Value // string: what it does right now
 }
 
-func newVerifier(kafka *kafkaAccess, stage *stageAccess, grace time.Duration, seed uint64) (*verifier, error) {
+func newVerifier(ctx context.Context, kafka *kafkaAccess, stage *stageAccess, grace time.Duration, seed uint64) (*verifier, error) {
 	opts, err := kafka.options()
 	if err != nil {
 		return nil, err
@@ -152,6 +152,10 @@ func newVerifier(kafka *kafkaAccess, stage *stageAccess, grace time.Duration, se
 	}
 	v.does.Store("starting")
 	if v.cl, err = kafkaClient(kafka.brokers, opts...); err != nil {
+		return nil, err
+	}
+	if err = ping(ctx, v.cl, kafka.brokers); err != nil {
+		v.cl.Close()
 		return nil, err
 	}
 	v.adm = kadm.NewClient(v.cl)
