@@ -24,25 +24,31 @@ var ErrNoTopic = errors.New("topic does not exist")
 
 // DescribeTopic asks the brokers for the topic's id and partition count.
 func DescribeTopic(ctx context.Context, cl *kgo.Client, name string) (Topic, error) {
+	t, err := Metadata(ctx, cl, name)
+	switch {
+	case errors.Is(err, kerr.UnknownTopicOrPartition):
+		return Topic{}, fmt.Errorf("topic %s: %w", name, ErrNoTopic)
+	case err != nil:
+		return Topic{}, fmt.Errorf("topic %s: metadata: %w", name, err)
+	}
+	return Topic{Name: name, ID: t.TopicID, Partitions: int32(len(t.Partitions))}, nil
+}
+
+// Metadata asks a broker for all it knows of the topic. The error is the topic's,
+// such as kerr.UnknownTopicOrPartition, or that of asking.
+func Metadata(ctx context.Context, cl *kgo.Client, name string) (kmsg.MetadataResponseTopic, error) {
 	req := kmsg.NewPtrMetadataRequest()
 	t := kmsg.NewMetadataRequestTopic()
 	t.Topic = kmsg.StringPtr(name)
 	req.Topics = append(req.Topics, t)
 	resp, err := req.RequestWith(ctx, cl)
 	if err != nil {
-		return Topic{}, fmt.Errorf("topic %s: metadata: %w", name, err)
+		return kmsg.MetadataResponseTopic{}, err
 	}
 	if len(resp.Topics) != 1 {
-		return Topic{}, fmt.Errorf("topic %s: metadata: %d topics in the answer, want 1", name, len(resp.Topics))
+		return kmsg.MetadataResponseTopic{}, fmt.Errorf("%d topics in the answer, want 1", len(resp.Topics))
 	}
-	rt := resp.Topics[0]
-	switch err := kerr.ErrorForCode(rt.ErrorCode); {
-	case errors.Is(err, kerr.UnknownTopicOrPartition):
-		return Topic{}, fmt.Errorf("topic %s: %w", name, ErrNoTopic)
-	case err != nil:
-		return Topic{}, fmt.Errorf("topic %s: metadata: %w", name, err)
-	}
-	return Topic{Name: name, ID: rt.TopicID, Partitions: int32(len(rt.Partitions))}, nil
+	return resp.Topics[0], kerr.ErrorForCode(resp.Topics[0].ErrorCode)
 }
 
 // Bounds are the offsets between which a partition's committed records lie.

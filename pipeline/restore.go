@@ -101,7 +101,7 @@ func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consu
 	}
 	bounds = found[p.number]
 	table := reader.Table()
-	reason, err := snapshot.Stale(ctx, p.stage.aux, snapshot.Source{Topic: topic.Name, ID: topic.ID, Partitions: topic.Partitions}, p.number, table)
+	reason, err := snapshot.Stale(ctx, p.stage.aux, topic, p.number, table)
 	if err != nil {
 		return 0, err
 	}

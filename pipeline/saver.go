@@ -190,8 +190,7 @@ func (s *saver) serve(ctx context.Context) error {
 		return errNotLive
 	}
 	cfg := &s.p.stage.cfg
-	topic := s.p.stage.consumer.Topic()
-	source := snapshot.Source{Topic: topic.Name, ID: topic.ID, Partitions: topic.Partitions}
+	source := s.p.stage.consumer.Topic()
 	st, err := consumer.DescribeTopic(ctx, s.p.stage.aux, cfg.SnapshotTopic)
 	if err != nil {
 		return err
@@ -234,7 +233,7 @@ func (s *saver) serve(ctx context.Context) error {
 		}
 	}
 	// The former writer was at most there.
-	bounds, err := consumer.ListBounds(ctx, s.p.stage.aux, topic.Name, []int32{s.p.number})
+	bounds, err := consumer.ListBounds(ctx, s.p.stage.aux, source.Name, []int32{s.p.number})
 	if err != nil {
 		return err
 	}
@@ -268,7 +267,7 @@ func (s *saver) answer(ctx context.Context, r roundResult) {
 }
 
 // write writes the rounds that the partition gives.
-func (s *saver) write(ctx context.Context, w *snapshot.Writer, source snapshot.Source) error {
+func (s *saver) write(ctx context.Context, w *snapshot.Writer, source consumer.Topic) error {
 	for {
 		select {
 		case <-ctx.Done():

@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"kvindex/consumer"
 	"kvindex/index"
 	"kvindex/schemas"
 	"kvindex/testcontainers"
@@ -24,7 +25,7 @@ func TestMain(m *testing.M) { testcontainers.Main(m) }
 type world struct {
 	b      testcontainers.Broker
 	group  string
-	source Source
+	source consumer.Topic
 	topic  string // of the snapshots
 	cl     *kgo.Client
 }
@@ -35,7 +36,7 @@ func newWorld(t testing.TB, b testcontainers.Broker, partitions int) *world {
 	events := testcontainers.NewTopic(t, b, "events", partitions, nil)
 	w.topic = testcontainers.NewTopic(t, b, "snapshots", partitions, map[string]string{"cleanup.policy": "compact,delete"}) // "delete" so that tests may trim it
 	var err error
-	if w.source, err = FindSource(deadline(t), w.cl, events); err != nil {
+	if w.source, err = consumer.DescribeTopic(deadline(t), w.cl, events); err != nil {
 		t.Fatal(err)
 	}
 	return w
@@ -205,7 +206,7 @@ func (w *world) groupOffset(t testing.TB, partition int32) int64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if o, ok := offsets.Lookup(w.source.Topic, partition); ok {
+	if o, ok := offsets.Lookup(w.source.Name, partition); ok {
 		return o.At
 	}
 	return -1

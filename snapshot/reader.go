@@ -12,6 +12,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"kvindex/consumer"
 )
 
 // Reading goes on through anything that can pass; these bound its pace.
@@ -188,7 +190,7 @@ func (r *Reader) step(ctx context.Context, target *int64, p *Progress) (done boo
 
 // findLeader asks for the partition's leader and the topic's id.
 func (r *Reader) findLeader(ctx context.Context) error {
-	t, err := topicMetadata(ctx, r.cfg.Client, r.cfg.Topic)
+	t, err := consumer.Metadata(ctx, r.cfg.Client, r.cfg.Topic)
 	part := -1
 	for i := range t.Partitions {
 		if t.Partitions[i].Partition == r.cfg.Partition {

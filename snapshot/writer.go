@@ -14,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"kvindex/consumer"
 	"kvindex/schemas"
 )
 
@@ -29,10 +30,10 @@ const (
 
 // WriterConfig is what a Writer needs. Hook, Logger and Now may be nil.
 type WriterConfig struct {
-	Group     string // its offset follows the floor, and the transactional id begins with it
-	Source    Source // the events topic as the caller reads it
-	Topic     string // of the snapshots
-	Partition int32  // of both topics
+	Group     string         // its offset follows the floor, and the transactional id begins with it
+	Source    consumer.Topic // the events topic as the caller reads it
+	Topic     string         // of the snapshots
+	Partition int32          // of both topics
 	// Client asks for metadata and commits the group's offset. It may be
 	// shared, but not with a consumer.
 	Client *kgo.Client
@@ -123,13 +124,13 @@ func (w *Writer) Take(ctx context.Context) error {
 		return w.dead
 	}
 	w.taken = false
-	src, err := FindSource(ctx, w.cfg.Client, w.cfg.Source.Topic)
+	src, err := consumer.DescribeTopic(ctx, w.cfg.Client, w.cfg.Source.Name)
 	if err != nil {
 		return w.wrap("take", err)
 	}
 	if src != w.cfg.Source {
 		return w.wrap("take", fmt.Errorf("%w: %s has id %x and %d partitions, not %x and %d",
-			ErrSource, src.Topic, src.ID, src.Partitions, w.cfg.Source.ID, w.cfg.Source.Partitions))
+			ErrSource, src.Name, src.ID, src.Partitions, w.cfg.Source.ID, w.cfg.Source.Partitions))
 	}
 	if err := w.abort(ctx); err != nil {
 		return w.fail("take: abort", err)
@@ -481,9 +482,9 @@ func (w *Writer) commitOffset(ctx context.Context, res *Result) error {
 		return nil
 	}
 	var offsets kadm.Offsets
-	offsets.AddOffset(w.cfg.Source.Topic, w.cfg.Partition, res.Floor, -1)
+	offsets.AddOffset(w.cfg.Source.Name, w.cfg.Partition, res.Floor, -1)
 	if err := w.adm.CommitAllOffsets(ctx, w.cfg.Group, offsets); err != nil {
-		res.CommitErr = &CommitError{Group: w.cfg.Group, Topic: w.cfg.Source.Topic, Partition: w.cfg.Partition, Offset: res.Floor, Err: err}
+		res.CommitErr = &CommitError{Group: w.cfg.Group, Topic: w.cfg.Source.Name, Partition: w.cfg.Partition, Offset: res.Floor, Err: err}
 		return nil
 	}
 	w.offset = res.Floor

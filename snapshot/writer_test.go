@@ -11,6 +11,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"kvindex/consumer"
 	"kvindex/index"
 	"kvindex/schemas"
 	"kvindex/testcontainers"
@@ -263,7 +264,7 @@ func TestCommitError(t *testing.T) {
 	testcontainers.Each(t, func(t *testing.T, b testcontainers.Broker) {
 		w := newWorld(t, b, 1)
 		// A member in the group: Kafka refuses commits from outside it.
-		member := testcontainers.Client(t, b, kgo.ConsumerGroup(w.group), kgo.ConsumeTopics(w.source.Topic), kgo.DisableAutoCommit())
+		member := testcontainers.Client(t, b, kgo.ConsumerGroup(w.group), kgo.ConsumeTopics(w.source.Name), kgo.DisableAutoCommit())
 		go member.PollFetches(t.Context())
 		wr := w.writer(t, 0)
 		offset := int64(5)
@@ -403,12 +404,12 @@ func TestSourceChanged(t *testing.T) {
 				if reason, err := Stale(deadline(t), w.cl, w.source, 0, r.Table()); reason != "" || err != nil {
 					t.Fatalf("stale before the change: %q, %v", reason, err)
 				}
-				change(w.source.Topic)
+				change(w.source.Name)
 				if err := w.writer(t, 0).Take(deadline(t)); !errors.Is(err, ErrSource) {
 					t.Fatalf("take: %v, want %v", err, ErrSource)
 				}
 				var err error
-				if w.source, err = FindSource(deadline(t), w.cl, w.source.Topic); err != nil {
+				if w.source, err = consumer.DescribeTopic(deadline(t), w.cl, w.source.Name); err != nil {
 					t.Fatal(err)
 				}
 				if reason, err := Stale(deadline(t), w.cl, w.source, 0, r.Table()); reason == "" || err != nil {
@@ -441,7 +442,7 @@ func TestSourceChanged(t *testing.T) {
 func TestStaleTruncated(t *testing.T) {
 	testcontainers.Each(t, func(t *testing.T, b testcontainers.Broker) {
 		w := newWorld(t, b, 1)
-		if err := w.cl.ProduceSync(deadline(t), &kgo.Record{Topic: w.source.Topic, Value: []byte("1")}, &kgo.Record{Topic: w.source.Topic, Value: []byte("2")}).FirstErr(); err != nil {
+		if err := w.cl.ProduceSync(deadline(t), &kgo.Record{Topic: w.source.Name, Value: []byte("1")}, &kgo.Record{Topic: w.source.Name, Value: []byte("2")}).FirstErr(); err != nil {
 			t.Fatal(err)
 		}
 		for _, tc := range []struct {

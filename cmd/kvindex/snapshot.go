@@ -11,9 +11,9 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"kvindex/consumer"
 	"kvindex/schemas"
 	"kvindex/snapshot"
 )
@@ -101,13 +101,13 @@ func (c *inspectConfig) run(ctx context.Context, con *console) error {
 		return err
 	}
 	defer cl.Close()
-	topic, err := snapshot.FindSource(ctx, cl, c.snapshotTopic)
+	topic, err := consumer.DescribeTopic(ctx, cl, c.snapshotTopic)
 	if err != nil {
 		return err
 	}
 	// The events topic may be gone; its snapshots can be looked at all the same.
-	source, err := snapshot.FindSource(ctx, cl, c.topic)
-	gone := errors.Is(err, kerr.UnknownTopicOrPartition)
+	source, err := consumer.DescribeTopic(ctx, cl, c.topic)
+	gone := errors.Is(err, consumer.ErrNoTopic)
 	if err != nil && !gone {
 		return err
 	}
@@ -149,7 +149,7 @@ func (c *inspectConfig) run(ctx context.Context, con *console) error {
 }
 
 // inspect reads one partition and says how many problems it has.
-func (c *inspectConfig) inspect(ctx context.Context, cl *kgo.Client, source snapshot.Source, partition int32) (part inspected, problems int, err error) {
+func (c *inspectConfig) inspect(ctx context.Context, cl *kgo.Client, source consumer.Topic, partition int32) (part inspected, problems int, err error) {
 	part = inspected{Partition: partition, Workers: []inspectedWorker{}}
 	r := snapshot.NewReader(snapshot.ReaderConfig{
 		Client:    cl,
@@ -170,7 +170,7 @@ func (c *inspectConfig) inspect(ctx context.Context, cl *kgo.Client, source snap
 		written := time.UnixMilli(f.Written).UTC()
 		part.Floor, part.Written = &f.Offset, &written
 	}
-	if source.Topic == "" {
+	if source.Name == "" {
 		part.Stale = fmt.Sprintf("topic %s does not exist", c.topic)
 	} else if part.Stale, err = snapshot.Stale(ctx, cl, source, partition, t); err != nil {
 		return part, 0, err
