@@ -137,10 +137,8 @@ func (c *Config) Validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	bad(len(c.Brokers) > 0, "brokers: none given")
-	for _, b := range c.Brokers {
-		_, _, err := net.SplitHostPort(b)
-		bad(err == nil, "brokers: %q is not host:port", b)
+	if err := secure.CheckBrokers(c.Brokers); err != nil {
+		errs = append(errs, err)
 	}
 	bad(c.Topic != "", "topic: must not be empty")
 	bad(c.Topic != c.SnapshotTopic, "snapshot-topic: must not be the events topic %q", c.Topic)

@@ -126,7 +126,7 @@ func kafkaSecurityFlags(fs *pflag.FlagSet, k *secure.Kafka) {
 
 // options are the brokers and how to be let in.
 func (a *kafkaAccess) options() ([]kgo.Opt, error) {
-	if err := a.security.Validate(); err != nil {
+	if err := errors.Join(secure.CheckBrokers(a.brokers), a.security.Validate()); err != nil {
 		return nil, usageError{err}
 	}
 	if what := a.security.Exposed(); what != "" {

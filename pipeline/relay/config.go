@@ -20,6 +20,7 @@ import (
 	"kvindex/index"
 	"kvindex/pipeline/relay/engine"
 	"kvindex/pipeline/relay/zmtp"
+	"kvindex/pipeline/secure"
 )
 
 // Kind is what publishes an engine's events, and how.
@@ -130,10 +131,8 @@ func (c *Config) Validate() error {
 			errs = append(errs, fmt.Errorf(format, args...))
 		}
 	}
-	bad(len(c.Brokers) > 0, "brokers: none given")
-	for _, b := range c.Brokers {
-		_, _, err := net.SplitHostPort(b)
-		bad(err == nil, "brokers: %q is not host:port", b)
+	if err := secure.CheckBrokers(c.Brokers); err != nil {
+		errs = append(errs, err)
 	}
 	bad(c.Topic != "", "topic: must not be empty")
 	bad(instanceName.MatchString(c.Instance), "instance: %q, must be 1 to 200 letters, digits, '.', '_' or '-'", c.Instance)

@@ -1,4 +1,4 @@
-// This file is how every client of Kafka proves itself to the brokers.
+// This file is how every client of Kafka finds the brokers and proves itself to them.
 
 package secure
 
@@ -25,6 +25,20 @@ const KafkaPasswordEnv = "KVINDEX_KAFKA_PASSWORD"
 
 // Mechanisms are those of SASL that Kafka.Mechanism may name.
 var Mechanisms = []string{"plain", "scram-sha-256", "scram-sha-512", "oauthbearer"}
+
+// CheckBrokers says what is wrong with the addresses of brokers to start from.
+func CheckBrokers(addrs []string) error {
+	if len(addrs) == 0 {
+		return errors.New("brokers: none given")
+	}
+	var errs []error
+	for _, a := range addrs {
+		if _, _, err := net.SplitHostPort(a); err != nil {
+			errs = append(errs, fmt.Errorf("brokers: %q is not host:port", a))
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // Kafka is how a client reaches secured brokers. The zero value is plaintext.
 type Kafka struct {
