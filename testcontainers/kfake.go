@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kfake"
+
+	"kvindex/internal/ports"
 )
 
 // KfakeConfig is how [StartKfake] starts its broker. The zero value is one node in memory.
@@ -25,7 +27,7 @@ type KfakeConfig struct {
 // ignores min.compaction.lag.ms. Safe for concurrent use.
 type Kfake struct {
 	cfg   KfakeConfig
-	ports []*claim // the nodes', whether it runs or not
+	ports []*ports.Row // the nodes', whether it runs or not
 	addrs []string
 
 	mu      sync.Mutex     // guards what follows
@@ -56,7 +58,7 @@ func StartKfake(cfg KfakeConfig) (*Kfake, error) {
 // choose claims a port for each node.
 func (k *Kfake) choose() error {
 	for range k.cfg.Nodes {
-		c, err := claimPorts(1)
+		c, err := ports.Claim(1)
 		if err != nil {
 			return err
 		}
@@ -78,11 +80,11 @@ func NewKfake(t testing.TB, cfg KfakeConfig) *Kfake {
 
 // open starts the cluster.
 func (k *Kfake) open() error {
-	var ports []int
+	var listen []int
 	for _, c := range k.ports {
-		ports = append(ports, c.first)
+		listen = append(listen, c.First())
 	}
-	opts := []kfake.Opt{kfake.Ports(ports...), kfake.BrokerConfigs(map[string]string{
+	opts := []kfake.Opt{kfake.Ports(listen...), kfake.BrokerConfigs(map[string]string{
 		"default.replication.factor":           strconv.Itoa(k.cfg.Nodes),
 		"group.min.session.timeout.ms":         "1000",
 		"group.consumer.heartbeat.interval.ms": "500",
@@ -134,7 +136,7 @@ func (k *Kfake) Close() error {
 		k.cluster = nil
 	}
 	for _, c := range k.ports {
-		c.release()
+		c.Release()
 	}
 	return nil
 }

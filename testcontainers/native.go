@@ -22,6 +22,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"kvindex/internal/ports"
 )
 
 //go:embed native/server.properties
@@ -52,7 +54,7 @@ type Native struct {
 	nodes      []*node
 	addrs      []string
 	more       map[string][]string // of NativeConfig.Listeners, the nodes' addresses
-	ports      []*claim            // of all
+	ports      []*ports.Row        // of all
 
 	closeOnce sync.Once
 	closeErr  error
@@ -108,19 +110,19 @@ func startNative(ctx context.Context, java, jars string, cfg NativeConfig) (*Nat
 // configure chooses ports and writes every node's directory.
 func (n *Native) configure(cfg NativeConfig) error {
 	count := max(cfg.Nodes, 1)
-	var ports []int
+	var addrs []string
 	for range (2 + len(cfg.Listeners)) * count {
-		c, err := claimPorts(1)
+		c, err := ports.Claim(1)
 		if err != nil {
 			return err
 		}
 		n.ports = append(n.ports, c)
-		ports = append(ports, c.first)
+		addrs = append(addrs, c.Address())
 	}
-	brokers, controllers := ports[:count], ports[count:2*count]
+	brokers, controllers := addrs[:count], addrs[count:2*count]
 	var voters []string
-	for i, p := range controllers {
-		voters = append(voters, fmt.Sprintf("%d@%s", i+1, loopback(p)))
+	for i, at := range controllers {
+		voters = append(voters, fmt.Sprintf("%d@%s", i+1, at))
 	}
 	replicas, insync := 1, 1
 	if count >= 3 {
@@ -130,13 +132,13 @@ func (n *Native) configure(cfg NativeConfig) error {
 		d := filepath.Join(n.dir, strconv.Itoa(i))
 		var props strings.Builder
 		fmt.Fprintf(&props, "node.id=%d\ncontroller.quorum.voters=%s\nlog.dirs=%s\n", i+1, strings.Join(voters, ","), filepath.Join(d, "data"))
-		advertised := "PLAINTEXT://" + loopback(brokers[i])
+		advertised := "PLAINTEXT://" + brokers[i]
 		for j, name := range cfg.Listeners {
-			at := loopback(ports[(2+j)*count+i])
+			at := addrs[(2+j)*count+i]
 			n.more[name] = append(n.more[name], at)
 			advertised += "," + name + "://" + at
 		}
-		fmt.Fprintf(&props, "listeners=CONTROLLER://%s,%s\nadvertised.listeners=%[2]s\n", loopback(controllers[i]), advertised)
+		fmt.Fprintf(&props, "listeners=CONTROLLER://%s,%s\nadvertised.listeners=%[2]s\n", controllers[i], advertised)
 		fmt.Fprintf(&props, "default.replication.factor=%d\nmin.insync.replicas=%d\n", replicas, insync)
 		for _, log := range []string{"offsets.topic", "transaction.state.log", "share.coordinator.state.topic"} {
 			fmt.Fprintf(&props, "%s.replication.factor=%d\n", log, replicas)
@@ -155,8 +157,8 @@ func (n *Native) configure(cfg NativeConfig) error {
 		if err := os.WriteFile(filepath.Join(d, "log4j2.properties"), log4jProperties, 0o644); err != nil {
 			return err
 		}
-		n.nodes = append(n.nodes, &node{id: int32(i + 1), dir: d, addr: loopback(brokers[i])})
-		n.addrs = append(n.addrs, loopback(brokers[i]))
+		n.nodes = append(n.nodes, &node{id: int32(i + 1), dir: d, addr: brokers[i]})
+		n.addrs = append(n.addrs, brokers[i])
 	}
 	return nil
 }
@@ -369,7 +371,7 @@ func (n *Native) Close() error {
 			return nil
 		})
 		for _, c := range n.ports {
-			c.release()
+			c.Release()
 		}
 		n.closeErr = os.RemoveAll(n.dir)
 	})

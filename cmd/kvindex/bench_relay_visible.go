@@ -143,7 +143,7 @@ func (v *visible) start(ctx context.Context) (err error) {
 	v.undo = append(v.undo, v.engine.Close)
 	var addresses [3]string
 	for i := range addresses {
-		if addresses[i], err = freeAddress(); err != nil {
+		if addresses[i], err = claim(&v.undo, 1); err != nil {
 			return err
 		}
 	}

@@ -10,11 +10,9 @@ import (
 	"log/slog"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -24,6 +22,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 
 	"kvindex/cmd/kvindex/fleet"
+	"kvindex/internal/ports"
 	"kvindex/pipeline/query/client"
 	pb "kvindex/pipeline/query/kvindexpb"
 )
@@ -301,10 +300,10 @@ func (d *demo) startBroker(ctx context.Context) error {
 func (d *demo) startStage(ctx context.Context) (time.Duration, *pb.StatusResponse, error) {
 	if d.stage == nil {
 		var err error
-		if d.grpc, err = freeAddress(); err != nil {
+		if d.grpc, err = claim(&d.undo, 1); err != nil {
 			return 0, nil, err
 		}
-		if d.http, err = freeAddress(); err != nil {
+		if d.http, err = claim(&d.undo, 1); err != nil {
 			return 0, nil, err
 		}
 		if d.stage, err = client.Dial(d.grpc, 0); err != nil {
@@ -329,21 +328,15 @@ func (d *demo) startStage(ctx context.Context) (time.Duration, *pb.StatusRespons
 	return time.Since(start), status, err
 }
 
-// freeAddress returns a loopback address that nobody listens on right now. Its port
-// is below those that systems give to outgoing connections, so that what is killed
-// finds it free when it comes back.
-func freeAddress() (string, error) {
-	const low, high = 20000, 32000
-	var last error
-	for range 100 {
-		lis, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(low+rand.IntN(high-low))))
-		if err == nil {
-			defer lis.Close()
-			return lis.Addr().String(), nil
-		}
-		last = err
+// claim returns the address of the first of n ports in a row on loopback that are
+// free, and stay so until undo while what is to listen there is down.
+func claim(undo *[]func(), n int) (string, error) {
+	row, err := ports.Claim(n)
+	if err != nil {
+		return "", err
 	}
-	return "", last
+	*undo = append(*undo, row.Release)
+	return row.Address(), nil
 }
 
 // makeTrace makes up the requests.

@@ -190,13 +190,20 @@ func (r *relayDemo) startEngines() error {
 		cfg := fakeengine.DefaultConfig()
 		cfg.Kind, cfg.Shape, cfg.Hashes = string(form.kind), form.shape, form.hashes
 		cfg.BlockSize, cfg.Capacity, cfg.HostCapacity = r.cfg.sim.blockSize, r.cfg.sim.capacity, form.onCPU
-		cfg.Ranks, cfg.BufferSteps, cfg.Seed = 1, demoBuffer, r.cfg.sim.seed+uint64(i)
+		cfg.Ranks, cfg.BufferSteps, cfg.Seed = form.ranks, demoBuffer, r.cfg.sim.seed+uint64(i)
 		for rank := range form.ranks {
 			r.places[place{i, rank}] = len(r.of)
 			r.of = append(r.of, place{i, rank})
 		}
-		// The ports of ranks follow each other: they are looked for together.
-		e, err := startEngine(cfg, form.ranks)
+		// The ports of ranks follow each other.
+		var err error
+		if cfg.Listen, err = claim(&r.undo, form.ranks); err != nil {
+			return err
+		}
+		if cfg.ReplayListen, err = claim(&r.undo, form.ranks); err != nil {
+			return err
+		}
+		e, err := fakeengine.New(cfg)
 		if err != nil {
 			return fmt.Errorf("start %s: %w", engineName(i), err)
 		}
@@ -213,29 +220,12 @@ func (r *relayDemo) startEngines() error {
 
 func (r *relayDemo) file(name string) string { return filepath.Join(r.dir, name) }
 
-// startEngine starts an engine of that many ranks on ports that are free.
-func startEngine(cfg fakeengine.Config, ranks int) (e *fakeengine.Engine, err error) {
-	cfg.Ranks = ranks
-	for range 20 {
-		if cfg.Listen, err = freeAddress(); err != nil {
-			return nil, err
-		}
-		if cfg.ReplayListen, err = freeAddress(); err != nil {
-			return nil, err
-		}
-		if e, err = fakeengine.New(cfg); err == nil {
-			return e, nil
-		}
-	}
-	return nil, err
-}
-
 // startRelay starts a relay as a child process and returns, once it has caught
 // up with the engines, how long it took until then.
 func (r *relayDemo) startRelay(ctx context.Context) (time.Duration, error) {
 	if r.at == "" {
 		var err error
-		if r.at, err = freeAddress(); err != nil {
+		if r.at, err = claim(&r.undo, 1); err != nil {
 			return 0, err
 		}
 		r.undo = append(r.undo, func() {

@@ -1,6 +1,6 @@
 // A port is one test's, in whichever process.
 
-package testcontainers
+package ports
 
 import (
 	"net"
@@ -8,14 +8,14 @@ import (
 )
 
 func TestClaim(t *testing.T) {
-	c, err := claimPorts(3)
+	c, err := Claim(3)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// takes is what another process would find, as a claim is not known by memory.
 	takes := func(port int) bool {
-		other := &claim{first: port}
-		defer other.release()
+		other := &Row{first: port}
+		defer other.Release()
 		return other.take(1)
 	}
 	for port := c.first; port < c.first+3; port++ {
@@ -31,7 +31,7 @@ func TestClaim(t *testing.T) {
 			t.Errorf("port %d is given twice, while what it is for is down", port)
 		}
 	}
-	c.release()
+	c.Release()
 	if !takes(c.first) {
 		t.Error("a claim outlives its release")
 	}
