@@ -3,12 +3,14 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"unicode"
 
@@ -26,6 +28,30 @@ type console struct {
 
 func newConsole(in, out, err *os.File) *console {
 	return &console{in: in, out: out, err: err, outStyle: styleOf(out), errStyle: styleOf(err)}
+}
+
+// checkedWriter remembers that a write failed, so that not every place that prints
+// has to: a full disk must not look like success. Safe for concurrent use if w is.
+type checkedWriter struct {
+	w   io.Writer
+	mu  sync.Mutex
+	err error // the first
+}
+
+func (c *checkedWriter) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	if err != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.err = cmp.Or(c.err, err)
+	}
+	return n, err
+}
+
+func (c *checkedWriter) failed() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.err
 }
 
 // given returns the names of the settings that are not the default's.

@@ -410,7 +410,7 @@ func (d *demo) settle(ctx context.Context) (*pb.StatusResponse, map[int32]int64,
 	defer stop()
 	bounded, cancel := context.WithTimeout(ctx, demoWait)
 	defer cancel()
-	status, ends, err := stageAtEnd(bounded, d.grpc, d.stage, d.adm)
+	status, ends, err := stageAtEnd(bounded, d.grpc, d.stage, d.adm, func(string) {})
 	return status, ends, because(ctx, err)
 }
 

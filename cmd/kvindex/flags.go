@@ -52,6 +52,26 @@ func outputFlag(fs *pflag.FlagSet, p *string) {
 	fs.Var(&choice{p, []string{"text", "json"}}, "output", "print as text or json `format`")
 }
 
+// timeoutFlag is --timeout, above 0.
+func timeoutFlag(fs *pflag.FlagSet, p *time.Duration, value time.Duration, usage string) {
+	*p = value
+	fs.Var((*positive)(p), "timeout", usage)
+}
+
+// positive is a flag that is a time above 0.
+type positive time.Duration
+
+func (p *positive) String() string { return time.Duration(*p).String() }
+func (p *positive) Type() string   { return "duration" }
+func (p *positive) Set(s string) error {
+	d, err := time.ParseDuration(s)
+	if err == nil && d <= 0 {
+		err = errors.New("must be above 0")
+	}
+	*p = positive(d)
+	return err
+}
+
 // choice is a flag that has one of a few values.
 type choice struct {
 	value *string
@@ -91,6 +111,9 @@ func (a *stageAccess) flags(fs *pflag.FlagSet) {
 
 // dial returns a client of the stage; it is not connected yet.
 func (a *stageAccess) dial(timeout time.Duration) (*client.Client, error) {
+	if a.address == "" {
+		return nil, usagef("--query-address must not be empty")
+	}
 	if err := a.security.Validate(); err != nil {
 		return nil, usageError{err}
 	}
@@ -154,7 +177,7 @@ func (a *kafkaAccess) client(ctx context.Context, opts ...kgo.Opt) (*kgo.Client,
 
 // brokersPatience is how long brokers may take to say anything at all: one that
 // hangs, or a port that is something else's, would be waited for without end.
-const brokersPatience = 5 * time.Second
+var brokersPatience = 5 * time.Second
 
 // ping sees whether a broker answers.
 func ping(ctx context.Context, cl *kgo.Client, brokers []string) error {

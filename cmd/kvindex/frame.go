@@ -102,10 +102,16 @@ Flags of every command:
 
 // run executes the command line and returns the exit code.
 func run(ctx context.Context, cmds []command, con *console, args []string) int {
-	f := &frame{con: con}
+	out := &checkedWriter{w: con.out}
+	own := *con
+	own.out = out
+	f := &frame{con: &own}
 	root := f.root(cmds)
 	root.SetArgs(append([]string{}, args...)) // of nil cobra makes os.Args
 	err := root.ExecuteContext(ctx)
+	if failed := out.failed(); err == nil && failed != nil {
+		f.started, err = true, failed
+	}
 	if err == nil {
 		return 0
 	}
@@ -129,7 +135,7 @@ func joinLines(text string) string {
 		switch {
 		case line == "":
 			continue
-		case strings.HasSuffix(b.String(), "?"): // cobra's "Did you mean this?"
+		case strings.HasSuffix(b.String(), "?"), strings.HasSuffix(b.String(), ":"): // cobra's "Did you mean this?", a list's title
 			b.WriteString(" ")
 		case b.Len() > 0:
 			b.WriteString("; ")
@@ -202,7 +208,13 @@ func (f *frame) cobra(c command) *cobra.Command {
 		return cc
 	}
 	if c.args == nil {
-		cc.Args = cobra.NoArgs
+		cc.Args = func(cc *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			f.at = cc
+			return usagef("unexpected argument %q: %q takes none", args[0], cc.CommandPath())
+		}
 	}
 	cc.RunE = func(cc *cobra.Command, args []string) error {
 		f.at = cc
@@ -265,6 +277,11 @@ func (f *frame) settle(cc *cobra.Command) error {
 			if sources[fl.Name] == env {
 				first = fmt.Errorf("%s: %w", env, err)
 			}
+		}
+	})
+	cc.Flags().VisitAll(func(fl *pflag.Flag) {
+		if fl.Value.Type() == "duration" && strings.HasPrefix(fl.Value.String(), "-") && first == nil {
+			first = fmt.Errorf("%s: %s is negative", fl.Name, fl.Value)
 		}
 	})
 	if first != nil {

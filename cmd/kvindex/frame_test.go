@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -128,7 +129,9 @@ func TestSettings(t *testing.T) {
 		"not YAML":            {file: "count: [", err: "f.yaml: "},
 		"bad log level":       {args: "--log-level loud", err: `log level "loud"`},
 		"bad log format":      {env: map[string]string{"KVINDEX_LOG_FORMAT": "xml"}, err: `log format "xml"`},
-		"unexpected argument": {args: "more", err: `unknown command "more"`},
+		"unexpected argument": {args: "more", err: `unexpected argument "more": "kvindex probe" takes none`},
+		"negative time":       {args: "--wait -1s", err: "wait: -1s is negative"},
+		"negative in file":    {file: "wait: -1m", err: "wait: -1m0s is negative"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for k, v := range c.env {
@@ -169,8 +172,9 @@ func TestSettings(t *testing.T) {
 
 func TestAnErrorIsOneLine(t *testing.T) {
 	for err, want := range map[string]string{
-		"one thing":                     "one thing",
-		"one thing\n  another\tthing\n": "one thing; another thing",
+		"one thing":                       "one thing",
+		"one thing\n  another\tthing\n":   "one thing; another thing",
+		"errors:\n  one thing\n  another": "errors: one thing; another",
 		"unknown command \"srve\"\n\nDid you mean this?\n\tserve\n": "unknown command \"srve\"; Did you mean this? serve",
 	} {
 		if got := joinLines(err); got != want {
@@ -205,6 +209,70 @@ func TestExitCodes(t *testing.T) {
 	for _, line := range []string{"nothing", "topics nothing", "topics create --nothing"} {
 		if got := execute(t, strings.Fields(line)...); got.code != codeUsage {
 			t.Errorf("%s: code %d, want %d", line, got.code, codeUsage)
+		}
+	}
+}
+
+// noSpace is a full disk.
+type noSpace struct{}
+
+func (noSpace) Write([]byte) (int, error) { return 0, errors.New("no space left") }
+
+// TestLostOutput: what cannot be printed is a failure, whatever printed it.
+func TestLostOutput(t *testing.T) {
+	for line, want := range map[string]executed{
+		"version":              {code: codeFailed, err: "kvindex: no space left\n"},
+		"--help":               {code: codeFailed, err: "kvindex: no space left\n"},
+		"topics":               {code: codeFailed, err: "kvindex: no space left\n"},
+		"serve --check-config": {code: codeFailed, err: "kvindex: no space left\n"},
+	} {
+		var said bytes.Buffer
+		code := run(t.Context(), commands(), &console{in: strings.NewReader(""), out: noSpace{}, err: &said}, strings.Fields(line))
+		if code != want.code || said.String() != want.err {
+			t.Errorf("%s: code %d, %q; want %d, %q", line, code, said.String(), want.code, want.err)
+		}
+	}
+}
+
+// TestTimeoutsAreAboveZero: a command that may take no time can do nothing.
+func TestTimeoutsAreAboveZero(t *testing.T) {
+	for _, line := range []string{"status", "query --tokens 1", "verify", "snapshot inspect"} {
+		for _, d := range []string{"0", "0s", "-1s"} {
+			got := execute(t, append(strings.Fields(line), "--timeout", d)...)
+			if got.code != codeUsage || !strings.Contains(got.err, "must be above 0") {
+				t.Errorf("%s --timeout %s: code %d, %q", line, d, got.code, got.err)
+			}
+		}
+	}
+}
+
+// TestNoBrokerThatAnswers: whatever asks brokers says in one line, and soon, that
+// none answers, be it that nobody listens or that who does says nothing.
+func TestNoBrokerThatAnswers(t *testing.T) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lis.Close() // connections are taken by the system, and nobody reads them
+	defer func(d time.Duration) { brokersPatience = d }(brokersPatience)
+	brokersPatience = 200 * time.Millisecond
+	for _, line := range []string{"topics create", "topics check", "snapshot inspect", "verify", "replay --synthetic 10"} {
+		for broker, want := range map[string]struct {
+			code int
+			err  string
+		}{
+			"127.0.0.1:1":         {codeFailed, "kvindex: no broker answers at 127.0.0.1:1: "},
+			lis.Addr().String():   {codeFailed, "kvindex: no broker answers at " + lis.Addr().String() + ": nothing within 200ms\n"},
+			"":                    {codeUsage, "kvindex: brokers: none given"},
+			"nowhere":             {codeUsage, `kvindex: brokers: "nowhere" is not host:port`},
+			"127.0.0.1:1,a:b:c:d": {codeUsage, `kvindex: brokers: "a:b:c:d" is not host:port`},
+		} {
+			t.Run(line+" "+broker, func(t *testing.T) {
+				got := execute(t, append(strings.Fields(line), "--brokers", broker)...)
+				if got.code != want.code || !strings.HasPrefix(got.err, want.err) || strings.Count(got.err, "\n") != 1 || got.out != "" {
+					t.Errorf("code %d, %q %q; want %d, %q", got.code, got.out, got.err, want.code, want.err)
+				}
+			})
 		}
 	}
 }

@@ -56,7 +56,7 @@ line is printed whenever the answer has changed, until it is interrupted.`,
       < prompt.txt | kvindex query --model llama --tokens-file -`,
 		flags: func(fs *pflag.FlagSet) {
 			c.stage.flags(fs)
-			fs.DurationVar(&c.timeout, "timeout", 5*time.Second, "give up after this `time`")
+			timeoutFlag(fs, &c.timeout, 5*time.Second, "give up after this `time`")
 			fs.StringVar(&c.req.Model, "model", defaultModel, "`name` of the model")
 			fs.Uint32Var(&c.blockSize, "block-size", 0, "`tokens` a block; 0: the only one there is of the model")
 			fs.StringVar(&c.tokens, "tokens", "", "the prompt's `tokens`")
@@ -112,9 +112,6 @@ func (c *queryConfig) run(ctx context.Context, con *console) error {
 	c.req.BlockSize = c.blockSize
 	if c.req.MinOffsets, err = offsets(c.minOffsets); err != nil {
 		return usageError{err}
-	}
-	if c.watch < 0 {
-		return usagef("--watch: %v is negative", c.watch)
 	}
 	cl, err := c.stage.dial(c.timeout)
 	if err != nil {

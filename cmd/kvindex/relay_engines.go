@@ -66,6 +66,11 @@ var engineKeys = []engineKey{
 // maxEnginesFile bounds the file, in bytes.
 const maxEnginesFile = 16 << 20
 
+// enginesFile is what is in the file; an unknown key's error names it.
+type enginesFile struct {
+	Engines []yaml.Node `yaml:"engines"`
+}
+
 // readEngines reads the file of engines. Errors name file, line and engine.
 func readEngines(file string) ([]relay.Engine, error) {
 	f, err := os.Open(file)
@@ -80,9 +85,7 @@ func readEngines(file string) ([]relay.Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("engines file %s: %w", file, err)
 	}
-	var doc struct {
-		Engines []yaml.Node `yaml:"engines"`
-	}
+	var doc enginesFile
 	d := yaml.NewDecoder(bytes.NewReader(text))
 	d.KnownFields(true)
 	if err := d.Decode(&doc); err != nil {

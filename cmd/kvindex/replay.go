@@ -107,8 +107,8 @@ func (c *replayConfig) run(ctx context.Context, con *console) error {
 	if c.write != "" {
 		return c.writeTrace(con, trace)
 	}
-	if c.limit < 0 || c.duration < 0 {
-		return usagef("--limit and --duration must not be negative")
+	if c.limit < 0 {
+		return usagef("--limit %d is negative", c.limit)
 	}
 	cl, err := c.kafka.client(ctx, fleet.ProducerOptions()...)
 	if err != nil {

@@ -48,7 +48,7 @@ anything.`,
 				topicFlag(fs, &c.topic)
 				snapshotTopicFlag(fs, &c.snapshotTopic)
 				fs.Int32SliceVar(&c.partitions, "partition", nil, "look only at the partitions of these `numbers`")
-				fs.DurationVar(&c.timeout, "timeout", time.Minute, "give up after this `time`")
+				timeoutFlag(fs, &c.timeout, time.Minute, "give up after this `time`")
 				outputFlag(fs, &c.output)
 			},
 			run: func(ctx context.Context, con *console, _ []string) error {

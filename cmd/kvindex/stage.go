@@ -36,8 +36,8 @@ func topicEnds(ctx context.Context, adm *kadm.Client, topic string) (map[int32]i
 }
 
 // stageAtEnd waits until the stage is ready and has applied all there is of its
-// topic, and returns the offsets.
-func stageAtEnd(ctx context.Context, address string, stage *client.Client, adm *kadm.Client) (*pb.StatusResponse, map[int32]int64, error) {
+// topic, and returns the offsets. What it waits for it tells.
+func stageAtEnd(ctx context.Context, address string, stage *client.Client, adm *kadm.Client, tell func(why string)) (*pb.StatusResponse, map[int32]int64, error) {
 	for last := "waiting for the stage"; ; {
 		st, ends, problem, err := stageAt(ctx, address, stage, adm)
 		switch {
@@ -47,6 +47,7 @@ func stageAtEnd(ctx context.Context, address string, stage *client.Client, adm *
 			return st, ends, err
 		}
 		last = problem
+		tell(problem)
 		select {
 		case <-ctx.Done():
 		case <-time.After(20 * time.Millisecond):

@@ -52,7 +52,7 @@ func (r *running) settled(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer cl.Close()
-	if _, _, err := stageAtEnd(ctx, r.address, cl, testcontainers.Admin(t, r.broker)); err != nil {
+	if _, _, err := stageAtEnd(ctx, r.address, cl, testcontainers.Admin(t, r.broker), func(string) {}); err != nil {
 		t.Fatal(because(ctx, err))
 	}
 }

@@ -33,7 +33,7 @@ it cannot be asked.`,
   kvindex status --output json | jq '.partitions[] | {partition, state, lag}'`,
 		flags: func(fs *pflag.FlagSet) {
 			stage.flags(fs)
-			fs.DurationVar(&timeout, "timeout", 5*time.Second, "give up after this `time`")
+			timeoutFlag(fs, &timeout, 5*time.Second, "give up after this `time`")
 			fs.BoolVar(&workers, "workers", false, "list the worker-ranks too (text only)")
 			outputFlag(fs, &output)
 		},

@@ -73,8 +73,8 @@ Retention of the events bounds how long a stage may be away: what lies before th
 				if err := twoTopics(c.topic, c.snapshotTopic); err != nil {
 					return err
 				}
-				if c.partitions < 1 || c.retention < 0 || c.retentionBytes < 0 || c.replication == 0 || c.replication < -1 {
-					return usagef("partitions must be above 0, the replication factor too or -1, retention 0 or more")
+				if c.partitions < 1 || c.retentionBytes < 0 || c.replication == 0 || c.replication < -1 {
+					return usagef("partitions must be above 0, the replication factor too or -1, retention-bytes 0 or more")
 				}
 				c.asked = con.given()
 				if err := c.withAdmin(ctx, func(adm *kadm.Client) error { return c.create(ctx, con, adm) }); err != nil {

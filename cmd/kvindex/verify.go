@@ -57,7 +57,7 @@ standard input, so that the log may be trimmed in between.`,
 			fs.IntVar(&c.queries, "queries", 1000, "compare the answers to `N` queries")
 			fs.Uint64Var(&c.seed, "seed", 1, "seed of the queries")
 			fs.DurationVar(&c.grace, "worker-grace", time.Hour, "the stage's worker-grace, a `time`")
-			fs.DurationVar(&c.timeout, "timeout", time.Minute, "give up if the stage has not got there after this `time`")
+			timeoutFlag(fs, &c.timeout, time.Minute, "give up if the stage has not got there after this `time`")
 			fs.BoolVar(&c.follow, "follow", false, "compare again for each line on standard input, until it ends")
 			outputFlag(fs, &c.output)
 		},
@@ -258,8 +258,9 @@ func (v *verifier) verify(ctx context.Context, n int) (verification, error) {
 // catchUp returns once the stage is ready and has applied all there is, and the
 // oracle too.
 func (v *verifier) catchUp(ctx context.Context) (*pb.StatusResponse, error) {
-	v.does.Store("waiting for the stage at " + v.address + " to have applied all of its topic")
-	status, ends, err := stageAtEnd(ctx, v.address, v.stage, v.adm)
+	waiting := "waiting for the stage at " + v.address + " to have applied all of its topic"
+	v.does.Store(waiting)
+	status, ends, err := stageAtEnd(ctx, v.address, v.stage, v.adm, func(why string) { v.does.Store(waiting + ": " + why) })
 	if err != nil {
 		return nil, err
 	}
