@@ -49,11 +49,24 @@ tells what is in it.`,
 			fs.IntVar(&g.Limit, "limit", g.Limit, "stop after `N` requests (0: all)")
 			fs.Uint64Var(&g.Seed, "seed", g.Seed, "seed of everything random")
 		},
-		run: func(_ context.Context, con *console, _ []string) error { return c.run(con) },
+		run: func(ctx context.Context, con *console, _ []string) error { return c.run(ctx, con) },
 	}
 }
 
-func (c *benchWorkloadConfig) run(con *console) error {
+// interruptible is a trace that ends with an error when the context does.
+type interruptible struct {
+	ctx context.Context
+	fleet.Requests
+}
+
+func (i interruptible) Next() (*fleet.Request, error) {
+	if err := i.ctx.Err(); err != nil {
+		return nil, err
+	}
+	return i.Requests.Next()
+}
+
+func (c *benchWorkloadConfig) run(ctx context.Context, con *console) error {
 	if err := c.generated.Validate(); err != nil {
 		return usageError{err}
 	}
@@ -80,7 +93,7 @@ func (c *benchWorkloadConfig) run(con *console) error {
 	defer f.Close()
 	p := &benchProgress{con: con}
 	p.Start("requests", int64(c.synthetic))
-	g, err := kvw.Generate(f, trace, c.generated, func() { p.Add(1) })
+	g, err := kvw.Generate(f, interruptible{ctx, trace}, c.generated, func() { p.Add(1) })
 	p.end()
 	if err == nil {
 		err = f.Close()

@@ -6,6 +6,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // The exit codes; rootLong tells users.
@@ -40,7 +43,7 @@ func exitCode(err error, started, interrupted bool) int {
 		return codeUsage
 	case errors.As(err, &check):
 		return codeCheck
-	case interrupted && errors.Is(err, context.Canceled):
+	case interrupted && (errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled):
 		return codeInterrupted
 	}
 	return codeFailed

@@ -118,7 +118,7 @@ func run(ctx context.Context, cmds []command, con *console, args []string) int {
 	code := exitCode(err, f.started, ctx.Err() != nil)
 	msg := joinLines(err.Error())
 	switch {
-	case code == codeInterrupted && errors.Is(err, context.Canceled):
+	case code == codeInterrupted:
 		msg = "interrupted"
 	case code == codeUsage && f.at != nil:
 		msg += fmt.Sprintf(" (see %q)", f.at.CommandPath()+" --help")

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/spf13/pflag"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 )
 
 // patience is how long anything that should happen may take.
@@ -197,6 +199,8 @@ func TestExitCodes(t *testing.T) {
 		"usage":              {t.Context(), usagef("no"), codeUsage, "kvindex: no (see \"kvindex probe --help\")\n"},
 		"check":              {t.Context(), checkf("not ready"), codeCheck, "kvindex: not ready\n"},
 		"interrupted":        {ended, context.Canceled, codeInterrupted, "kvindex: interrupted\n"},
+		"its question ended": {ended, askError("a", status.Error(codes.Canceled, "context canceled")), codeInterrupted, "kvindex: interrupted\n"},
+		"a stage that ends":  {t.Context(), askError("a", status.Error(codes.Canceled, "no")), codeFailed, "kvindex: stage at a: no (Canceled)\n"},
 		"failed when ending": {ended, errors.New("broken"), codeFailed, "kvindex: broken\n"},
 		"cancelled inside":   {t.Context(), context.Canceled, codeFailed, "kvindex: context canceled\n"},
 	} {
@@ -209,6 +213,22 @@ func TestExitCodes(t *testing.T) {
 	for _, line := range []string{"nothing", "topics nothing", "topics create --nothing"} {
 		if got := execute(t, strings.Fields(line)...); got.code != codeUsage {
 			t.Errorf("%s: code %d, want %d", line, got.code, codeUsage)
+		}
+	}
+}
+
+// TestInterruptedFiles: what writes a file stops when told, and leaves no half of it.
+func TestInterruptedFiles(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, line := range []string{"bench workload --synthetic 1000 -o", "replay --synthetic 1000 --write-trace"} {
+		file := filepath.Join(t.TempDir(), "f")
+		got := executeOf(ended, commands(), nil, append(strings.Fields(line), file)...)
+		if got.code != codeInterrupted || got.out != "" {
+			t.Errorf("%s: code %d, want %d; %q %q", line, got.code, codeInterrupted, got.out, got.err)
+		}
+		if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: the file stays: %v", line, err)
 		}
 	}
 }

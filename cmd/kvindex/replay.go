@@ -105,7 +105,7 @@ func (c *replayConfig) run(ctx context.Context, con *console) error {
 	}
 	defer closer.Close()
 	if c.write != "" {
-		return c.writeTrace(con, trace)
+		return c.writeTrace(con, interruptible{ctx, trace})
 	}
 	if c.limit < 0 {
 		return usagef("--limit %d is negative", c.limit)
@@ -189,13 +189,16 @@ func (c *replayConfig) writeTrace(con *console, trace fleet.Requests) error {
 	if err != nil {
 		return err
 	}
+	defer f.Close()
 	n, err := fleet.WriteTrace(f, trace)
 	if err == nil {
 		err = f.Close()
 	}
-	if err == nil {
-		fmt.Fprintf(con.out, "%d requests in %s\n", n, c.write)
+	if err != nil {
+		_ = os.Remove(c.write) // half a trace is another trace
+		return err
 	}
+	_, err = fmt.Fprintf(con.out, "%d requests in %s\n", n, c.write)
 	return err
 }
 

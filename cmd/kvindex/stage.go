@@ -18,8 +18,17 @@ import (
 // askError says what a stage answered instead, without gRPC's own words.
 func askError(address string, err error) error {
 	st := status.Convert(err)
-	return fmt.Errorf("stage at %s: %s (%s)", address, st.Message(), st.Code())
+	return askedError{fmt.Sprintf("stage at %s: %s (%s)", address, st.Message(), st.Code()), err}
 }
+
+// askedError is an error in other words.
+type askedError struct {
+	text string
+	error
+}
+
+func (e askedError) Error() string { return e.text }
+func (e askedError) Unwrap() error { return e.error }
 
 // topicEnds are the last stable offsets of a topic's partitions.
 func topicEnds(ctx context.Context, adm *kadm.Client, topic string) (map[int32]int64, error) {
