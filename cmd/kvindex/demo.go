@@ -159,13 +159,7 @@ func (c *demoConfig) run(ctx context.Context, con *console) error {
 	if err != nil {
 		return err
 	}
-	d.show.clear()
-	if c.output == "json" {
-		err = con.printJSON(sum)
-	} else {
-		err = sum.print(con)
-	}
-	if err == nil && sum.ProbesChanged+sum.ProbesWrong > 0 {
+	if err = d.tell(con, sum); err == nil && sum.ProbesChanged+sum.ProbesWrong > 0 {
 		err = fmt.Errorf("%d answers changed over the kill and %d were wrong", sum.ProbesChanged, sum.ProbesWrong)
 	}
 	if err != nil || !c.keep {
@@ -185,18 +179,21 @@ It stays up until Ctrl-C. Try, elsewhere:
 	return nil
 }
 
+// tell shows the summary of what happened.
+func (d *demo) tell(con *console, sum interface{ print(*console) error }) error {
+	d.show.clear()
+	if d.cfg.output == "json" {
+		return con.printJSON(sum)
+	}
+	return sum.print(con)
+}
+
 // story is the demo from its beginning to the summary.
 func (d *demo) story(ctx context.Context) (sum demoSummary, err error) {
 	bold := d.show.style.bold
-	if err := d.startBroker(ctx); err != nil {
+	if err := d.begin(ctx, ""); err != nil {
 		return sum, err
 	}
-	d.show.line("%s  in this process, %s, on disk in %s", bold("broker"), d.brokers[0], d.dir)
-	took, _, err := d.startStage(ctx)
-	if err != nil {
-		return sum, err
-	}
-	d.show.line("%s   process %d, ready after %.1f s", bold("stage"), d.child.cmd.Process.Pid, took.Seconds())
 	if err := d.startFleet(); err != nil {
 		return sum, err
 	}
@@ -266,6 +263,22 @@ func (d *demo) story(ctx context.Context) (sum demoSummary, err error) {
 	}
 	sum.replaySummary = d.sim.summary()
 	return sum, nil
+}
+
+// begin starts the broker and the first stage. pad is what makes their names as wide as
+// those that follow.
+func (d *demo) begin(ctx context.Context, pad string) error {
+	bold := d.show.style.bold
+	if err := d.startBroker(ctx); err != nil {
+		return err
+	}
+	d.show.line("%s%s  in this process, %s, on disk in %s", bold("broker"), pad, d.brokers[0], d.dir)
+	took, _, err := d.startStage(ctx)
+	if err != nil {
+		return err
+	}
+	d.show.line("%s%s   process %d, ready after %.1f s", bold("stage"), pad, d.child.cmd.Process.Pid, took.Seconds())
+	return nil
 }
 
 func (d *demo) startBroker(ctx context.Context) error {

@@ -94,15 +94,9 @@ type relaySummary struct {
 func (d *demo) relayStory(ctx context.Context) (sum relaySummary, err error) {
 	bold := d.show.style.bold
 	r := &relayDemo{demo: d, places: map[place]int{}, hasher: index.BlockHasher{BlockSize: d.cfg.sim.blockSize, Scheme: index.Flash}}
-	if err := d.startBroker(ctx); err != nil {
+	if err := d.begin(ctx, " "); err != nil {
 		return sum, err
 	}
-	d.show.line("%s   in this process, %s, on disk in %s", bold("broker"), d.brokers[0], d.dir)
-	took, _, err := d.startStage(ctx)
-	if err != nil {
-		return sum, err
-	}
-	d.show.line("%s    process %d, ready after %.1f s", bold("stage"), d.child.cmd.Process.Pid, took.Seconds())
 	if err := r.startEngines(); err != nil {
 		return sum, err
 	}
@@ -111,7 +105,7 @@ func (d *demo) relayStory(ctx context.Context) (sum relaySummary, err error) {
 		names = append(names, f.name)
 	}
 	d.show.line("%s  %d with %d ranks, in this process: events over ZeroMQ as of %s", bold("engines"), len(r.engines), len(r.of), strings.Join(names, ", "))
-	took, err = r.startRelay(ctx)
+	took, err := r.startRelay(ctx)
 	if err != nil {
 		return sum, err
 	}
@@ -514,13 +508,7 @@ func (c *demoConfig) runRelay(ctx context.Context, con *console, d *demo) error 
 	if err != nil {
 		return err
 	}
-	d.show.clear()
-	if c.output == "json" {
-		err = con.printJSON(sum)
-	} else {
-		err = sum.print(con)
-	}
-	if err == nil && sum.Wrong > 0 {
+	if err = d.tell(con, sum); err == nil && sum.Wrong > 0 {
 		err = errWrongAnswers
 	}
 	return err
