@@ -52,6 +52,8 @@ func TestCommandsReachASecuredKafka(t *testing.T) {
 		err  string
 	}{
 		"unknown authority": {with("--kafka-ca-file", securetest.NewCA(t).File, "--kafka-password-file", password), codeFailed, "unknown authority"},
+		"no TLS":            {[]string{"topics", "check", "--brokers", cluster.ListenAddrs()[0]}, codeFailed, "is TLS missing?"},
+		"no login":          {[]string{"topics", "check", "--brokers", cluster.ListenAddrs()[0], "--kafka-tls", "--kafka-ca-file", ca.File}, codeFailed, "is SASL missing?"},
 		"no password":       {with("--kafka-ca-file", ca.File), codeUsage, "kafka-password-file: none given"},
 		"no such flag":      {with("--kafka-password", "the password"), codeUsage, "unknown flag: --kafka-password"},
 	} {
