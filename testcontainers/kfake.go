@@ -12,7 +12,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kfake"
 
-	"kvindex/internal/ports"
+	"kvindex/pipeline/ports"
 )
 
 // KfakeConfig is how [StartKfake] starts its broker. The zero value is one node in memory.

@@ -23,7 +23,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 
-	"kvindex/internal/ports"
+	"kvindex/pipeline/ports"
 )
 
 //go:embed native/server.properties

@@ -5,7 +5,7 @@ package testcontainers
 import (
 	"testing"
 
-	"kvindex/internal/ports"
+	"kvindex/pipeline/ports"
 )
 
 // FreeAddress returns a host:port on loopback that nothing listens on, nor on the row-1 ports after it, and that no other test is

@@ -22,7 +22,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 
 	"kvindex/cmd/kvindex/fleet"
-	"kvindex/internal/ports"
+	"kvindex/pipeline/ports"
 	"kvindex/pipeline/query/client"
 	pb "kvindex/pipeline/query/kvindexpb"
 )
