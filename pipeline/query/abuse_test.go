@@ -356,7 +356,7 @@ func TestSlowSenders(t *testing.T) {
 // of them than there are.
 func TestSlowSendersMakeRoom(t *testing.T) {
 	cfg := measured(t)
-	cfg.Limits = Limits{MaxConcurrent: 1, MaxQueue: 1, Deadline: 200 * time.Millisecond, RequestTimeout: time.Minute} // 4 may arrive
+	cfg.Limits = Limits{MaxConcurrent: 1, MaxQueue: 1, Deadline: 2 * time.Second, RequestTimeout: time.Minute} // 4 may arrive
 	s := serve(t, fleet(t), cfg)
 	httpConn, err := net.Dial("tcp", s.HTTPAddr().String())
 	if err != nil {
@@ -430,7 +430,7 @@ func TestLateCut(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		t.Fatal(err)
 	}
 	const whole = `{"model":"m","tokens":[1]}`

@@ -5,6 +5,7 @@ package query
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -166,9 +167,10 @@ func serve(t testing.TB, src Source, cfg Config) *Server {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	if cfg.Limits.MaxRunnable == 0 {
-		cfg.Limits.MaxRunnable = 1 << 20 // whatever else the tests' process does
-	}
+	// Whatever else the tests' process and the machine do.
+	cfg.Limits.MaxRunnable = cmp.Or(cfg.Limits.MaxRunnable, 1<<20)
+	cfg.Limits.QueueTimeout = cmp.Or(cfg.Limits.QueueTimeout, patience)
+	cfg.Limits.Deadline = cmp.Or(cfg.Limits.Deadline, patience)
 	s, err := NewServer(src, cfg)
 	if err != nil {
 		t.Fatal(err)

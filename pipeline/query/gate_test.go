@@ -232,7 +232,7 @@ func TestOverload(t *testing.T) {
 		worked.Add(int64(time.Since(began)))
 	}
 	cfg := measured(t)
-	cfg.Limits = Limits{MaxConcurrent: limit, MaxQueue: queueing, QueueTimeout: 500 * time.Millisecond}
+	cfg.Limits = Limits{MaxConcurrent: limit, MaxQueue: queueing, QueueTimeout: 500 * time.Millisecond, Deadline: time.Minute}
 	s := serve(t, f, cfg)
 	asking := []asker{overHTTPAsker(t, s), askers(t, s)[0]}
 	client := dial(t, s)

@@ -273,7 +273,7 @@ func TestPollOfSlowAndGone(t *testing.T) {
 		<-hung
 	}
 	patient := p.client.Timeout
-	p.client.Timeout = 200 * time.Millisecond
+	p.client.Timeout = 2 * time.Second
 	if err := p.poll(t.Context()); err == nil {
 		t.Error("no error")
 	}
