@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -266,9 +265,10 @@ func TestStreamPassesTheGate(t *testing.T) {
 func TestStreamEndsWithItsToken(t *testing.T) {
 	const token = "0123456789abcdef-token"
 	file := filepath.Join(t.TempDir(), "tokens")
-	if err := os.WriteFile(file, fmt.Appendf(nil, "%s %s\n", token, time.Now().Add(8*time.Second).Format(time.RFC3339)), 0o600); err != nil {
-		t.Fatal(err)
+	expires := func(in time.Duration) {
+		securetest.WriteFile(t, file, fmt.Sprintf("%s %s\n", token, time.Now().Add(in).Format(time.RFC3339)))
 	}
+	expires(time.Hour)
 	s := serve(t, fleet(t), Config{TokenFile: file})
 	s.recheck = 10 * time.Millisecond
 	if _, err := openStream(t, t.Context(), s).Recv(); status.Code(err) != codes.Unauthenticated {
@@ -279,6 +279,7 @@ func TestStreamEndsWithItsToken(t *testing.T) {
 	if resp, err := stream.Recv(); err != nil || showAnswer(resp) != "1: deep/0:3" {
 		t.Fatal(resp, err)
 	}
+	expires(4 * time.Second)
 	if _, err := stream.Recv(); status.Code(err) != codes.Unauthenticated || errors.Is(err, io.EOF) {
 		t.Errorf("after it has expired: %v", err)
 	}
