@@ -22,7 +22,6 @@ import (
 // each time and on every partition.
 func TestReadYourWrites(t *testing.T) {
 	r := newRig(t, testcontainers.NewKfake(t, testcontainers.KfakeConfig{}), 4)
-	r.cfg.Limits.Deadline = patience
 	in := r.start()
 	in.caughtUp()
 	client, err := client.Dial(in.GRPCAddr().String(), patience)

@@ -116,7 +116,7 @@ func TestDutyNamed(t *testing.T) {
 	testcontainers.Each(t, func(t *testing.T, b testcontainers.Broker) {
 		w := newWorld(t, b, 4)
 		named := func(instance string) *holder {
-			return newHolder(t, w, func(cfg *DutyConfig) { cfg.Instance, cfg.SessionTimeout = instance, 30*time.Second })
+			return newHolder(t, w, func(cfg *DutyConfig) { cfg.Instance, cfg.SessionTimeout = instance, 3*time.Minute })
 		}
 		one, two := named("one"), named("two")
 		shared := func() error {
@@ -129,7 +129,7 @@ func TestDutyNamed(t *testing.T) {
 		one.d.cl.Close() // dies: a named member does not leave by this
 		had := one.partitions()
 		one = named("one")
-		testcontainers.Eventually(t, 25*time.Second, func() error { // its session ends after 30 s
+		testcontainers.Eventually(t, longWait, func() error { // its session ends after 3 minutes
 			if got := one.partitions(); !slices.Equal(got, had) {
 				return fmt.Errorf("it holds %v, and held %v", got, had)
 			}

@@ -213,4 +213,4 @@ func (w *world) groupOffset(t testing.TB, partition int32) int64 {
 }
 
 // longWait bounds what a broker needs a moment for.
-const longWait = time.Minute
+const longWait = 2 * time.Minute

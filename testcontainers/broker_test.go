@@ -12,7 +12,7 @@ import (
 )
 
 // patience bounds what a broker needs a moment for.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 // consume reads the topic with a plain client until it has n records.
 func consume(t *testing.T, b Broker, topic string, n int, opts ...kgo.Opt) []*kgo.Record {

@@ -197,7 +197,8 @@ func stage(t *testing.T, b testcontainers.Broker, topic string) (ask func(tokens
 	cfg := pipeline.DefaultConfig()
 	cfg.Brokers, cfg.Topic, cfg.SnapshotTopic = b.Brokers(), topic, ""
 	cfg.GRPCListen, cfg.HTTPListen = grpcAddr, httpAddr
-	cfg.Limits.MaxRunnable = 1 << 20 // whatever else the tests' process does
+	// Whatever else the tests' process and the machine do.
+	cfg.Limits.MaxRunnable, cfg.Limits.QueueTimeout, cfg.Limits.Deadline = 1<<20, time.Minute, time.Minute
 	cfg.Logger = slog.New(slog.DiscardHandler)
 	s, err := pipeline.New(cfg)
 	if err != nil {

@@ -33,7 +33,7 @@ import (
 
 func TestMain(m *testing.M) { testcontainers.Main(m) }
 
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 // scrape reads a /metrics as Prometheus asks for it without OpenMetrics.
 func scrape(t *testing.T, addr string) (text string, families map[string]*dto.MetricFamily) {

@@ -290,7 +290,7 @@ func httpToStatus(t testing.TB, httpCode int, body string) error {
 }
 
 // patience is how long anything that should happen may take.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 // eventually polls until ok or patience is over.
 func eventually(t testing.TB, what string, ok func() bool) {

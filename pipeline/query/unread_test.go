@@ -198,7 +198,7 @@ func TestUnreadAnswersHaveAnEnd(t *testing.T) {
 // than there are.
 func TestUnreadAnswersMakeRoom(t *testing.T) {
 	cfg := measured(t)
-	cfg.Limits = Limits{MaxUnreadBytes: 1 << 20, Deadline: 200 * time.Millisecond, RequestTimeout: time.Minute}
+	cfg.Limits = Limits{MaxUnreadBytes: 1 << 20, Deadline: 2 * time.Second, RequestTimeout: time.Minute}
 	s := serve(t, wide(t, 1000), cfg)
 	message := mustMarshal(t, &pb.MatchRequest{Model: "m", Tokens: prompt})
 	first, second, patient := newDeaf(t, s), newDeaf(t, s), newDeaf(t, s)

@@ -24,7 +24,7 @@ import (
 func TestMain(m *testing.M) { testcontainers.Main(m) }
 
 // patience bounds what a broker needs a moment for.
-const patience = time.Minute
+const patience = 2 * time.Minute
 
 // file writes a secret.
 func file(t *testing.T, text string) string {

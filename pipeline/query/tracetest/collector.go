@@ -170,7 +170,7 @@ func (c *Collector) Len() int {
 func (c *Collector) Await(t testing.TB, name, trace string) Span {
 	t.Helper()
 	var found []Span
-	testcontainers.Eventually(t, time.Minute, func() error {
+	testcontainers.Eventually(t, 2*time.Minute, func() error {
 		if found = c.Find(name, trace); len(found) == 0 {
 			return fmt.Errorf("no span %s of trace %q", name, trace)
 		}
