@@ -75,13 +75,17 @@ type placeKey struct{}
 // atTheDoor has a method's requests pass the door before their messages are read.
 func (s *Server) atTheDoor(d grpc.MethodDesc) grpc.MethodDesc {
 	m, _ := methodOf("/" + pb.KVIndex_ServiceDesc.ServiceName + "/" + d.MethodName)
-	next := d.Handler
+	among := &s.senders
+	if m.matches() {
+		among = nil // the gate counts them
+	}
+	next := s.arrives(d, among).Handler
 	d.Handler = func(srv any, ctx context.Context, read func(any) error, with grpc.UnaryServerInterceptor) (any, error) {
 		if err := s.mayAskGRPC(ctx); err != nil {
 			return nil, err
 		}
-		arriving := ctx.Value(arrivingKey{}).(*arriving)
 		if m.matches() {
+			arriving := ctx.Value(arrivingKey{}).(*arriving)
 			place, err := s.admit(0, func() {
 				s.refuse(overGRPC, slowSender, peerOf(arriving), s.gate.slow)
 				arriving.cut()
@@ -94,14 +98,7 @@ func (s *Server) atTheDoor(d grpc.MethodDesc) grpc.MethodDesc {
 			defer place.end()
 			ctx = context.WithValue(ctx, placeKey{}, place)
 		}
-		late := time.AfterFunc(s.limits.RequestTimeout, func() {
-			s.refuse(overGRPC, slowSender, peerOf(arriving), errNotArrived)
-			arriving.cut()
-		})
-		return next(srv, ctx, func(into any) error {
-			defer late.Stop()
-			return read(into)
-		}, with)
+		return next(srv, ctx, read, with)
 	}
 	return d
 }
@@ -113,8 +110,6 @@ func (s *Server) admit(unseen int, cut func()) (*place, error) {
 	}
 	return s.gate.admit(unseen, cut)
 }
-
-var errNotArrived = errors.New("the request's message did not arrive in time")
 
 // mayAskGRPC checks a request's token.
 func (s *Server) mayAskGRPC(ctx context.Context) error {

@@ -53,7 +53,12 @@ func (s *Server) newGRPC() *grpc.Server {
 		desc.Methods[i] = s.atTheDoor(d)
 	}
 	g.RegisterService(&desc, &grpcAPI{s.service, s})
-	healthpb.RegisterHealthServer(g, &health{ready: s.readiness, draining: s.draining})
+	desc = healthpb.Health_ServiceDesc
+	desc.Methods = slices.Clone(desc.Methods)
+	for i, d := range desc.Methods {
+		desc.Methods[i] = s.arrives(d, &s.senders)
+	}
+	g.RegisterService(&desc, &health{ready: s.readiness, draining: s.draining})
 	reflection.Register(g)
 	return g
 }

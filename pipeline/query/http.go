@@ -90,7 +90,7 @@ func (s *Server) newHTTP() *http.Server {
 		ReadTimeout:       s.limits.RequestTimeout,
 		WriteTimeout:      s.limits.RequestTimeout + time.Second, // so that one that is too slow is told so
 		IdleTimeout:       2 * time.Minute,
-		MaxHeaderBytes:    s.limits.MaxHeaderBytes,
+		MaxHeaderBytes:    max(1, s.limits.MaxHeaderBytes-4<<10), // net/http adds 4 KiB
 		ConnContext:       withConn,
 		ErrorLog:          log.New(logWriter(s.httpLog), "", 0),
 	}

@@ -23,7 +23,7 @@ type Limits struct {
 	MaxWaiting           int           // queries that wait for min_offsets at a time; default 1,024
 	Deadline             time.Duration // for a request's work, if its caller set no nearer one, and for its arrival, if others need the room; default 1 s
 	MaxConcurrentStreams uint32        // requests at a time on one gRPC connection, beyond which they wait with the client; default 100
-	MaxStreams           int           // MatchStreams open at once, and as many of all others, on all connections; default 4,096
+	MaxStreams           int           // MatchStreams open at once, as many of all others, and as many other requests whose message is on its way, on all connections; default 4,096
 
 	MaxConcurrent  int           // queries worked on at once; default twice GOMAXPROCS
 	MaxQueue       int           // queries that wait behind them; default 16 times MaxConcurrent
@@ -31,7 +31,7 @@ type Limits struct {
 	MaxRunnable    int           // goroutines that wait for each processor, beyond which, after some ms, queries are refused; default 16
 	MaxUnreadBytes int           // of answers that their callers have not taken yet, on all connections; default 128 MiB
 	MaxConnections int           // open at once, on each port; default 4,096
-	MaxHeaderBytes int           // of a request's headers; default 64 KiB
+	MaxHeaderBytes int           // of a request's headers, which over gRPC are kept as long as it is open; default 16 KiB
 	HeaderTimeout  time.Duration // for an HTTP request's headers, and a TLS handshake, to arrive; default 5 s
 	IdleTimeout    time.Duration // after which a gRPC connection that asks nothing is closed; default 15 min; over HTTP it is 2 min
 	RequestTimeout time.Duration // for a whole request to arrive, and for its answer to be taken; default 15 s
@@ -94,7 +94,7 @@ func (l Limits) withDefaults() Limits {
 	setDefault(&l.MaxRunnable, 16)
 	setDefault(&l.MaxUnreadBytes, 128<<20)
 	setDefault(&l.MaxConnections, 4096)
-	setDefault(&l.MaxHeaderBytes, 64<<10)
+	setDefault(&l.MaxHeaderBytes, 16<<10)
 	setDefault(&l.HeaderTimeout, 5*time.Second)
 	setDefault(&l.IdleTimeout, 15*time.Minute)
 	setDefault(&l.RequestTimeout, 15*time.Second)

@@ -53,6 +53,7 @@ type Server struct {
 	dumping sync.Mutex // held by the one dump that may be under way
 
 	matchStreams, otherStreams atomic.Int64 // open
+	senders                    senders
 
 	drainOnce sync.Once
 	draining  chan struct{} // closed when shutdown begins
@@ -96,6 +97,7 @@ func NewServer(src Source, cfg Config) (*Server, error) {
 		draining: make(chan struct{}),
 		failed:   make(chan error, 2),
 		recheck:  5 * time.Second,
+		senders:  senders{most: limits.MaxStreams},
 	}
 	if cfg.TokenFile != "" {
 		if s.tokens, err = secure.NewTokens(cfg.TokenFile, s.notReloaded); err != nil {

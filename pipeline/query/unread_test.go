@@ -33,6 +33,9 @@ type deaf struct {
 	write  sync.Mutex
 	next   uint32 // stream
 	closed chan struct{}
+
+	more   int                       // KiB of headers that are sent besides
+	resets chan http2.RSTStreamFrame // of streams: the first few
 }
 
 func newDeaf(t testing.TB, s *Server) *deaf {
@@ -42,7 +45,7 @@ func newDeaf(t testing.TB, s *Server) *deaf {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	d := &deaf{conn: conn, frames: http2.NewFramer(conn, conn), next: 1, closed: make(chan struct{})}
+	d := &deaf{conn: conn, frames: http2.NewFramer(conn, conn), next: 1, closed: make(chan struct{}), resets: make(chan http2.RSTStreamFrame, 4)}
 	fmt.Fprint(conn, http2.ClientPreface)
 	if err := d.frames.WriteSettings(http2.Setting{ID: http2.SettingInitialWindowSize, Val: 0}); err != nil {
 		t.Fatal(err)
@@ -54,10 +57,18 @@ func newDeaf(t testing.TB, s *Server) *deaf {
 			if err != nil {
 				return
 			}
-			if ping, ok := f.(*http2.PingFrame); ok && !ping.IsAck() {
-				d.write.Lock()
-				d.frames.WritePing(true, ping.Data)
-				d.write.Unlock()
+			switch f := f.(type) {
+			case *http2.PingFrame:
+				if !f.IsAck() {
+					d.write.Lock()
+					d.frames.WritePing(true, f.Data)
+					d.write.Unlock()
+				}
+			case *http2.RSTStreamFrame:
+				select {
+				case d.resets <- *f:
+				default:
+				}
 			}
 		}
 	}()
@@ -72,6 +83,9 @@ func (d *deaf) ask(method string, whole bool, message []byte) error {
 	enc := hpack.NewEncoder(&headers)
 	for _, h := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":path", method}, {":authority", "x"}, {"content-type", "application/grpc"}, {"te", "trailers"}} {
 		enc.WriteField(hpack.HeaderField{Name: h[0], Value: h[1], Sensitive: true}) // in no table: the connection's is another
+	}
+	for range d.more {
+		enc.WriteField(hpack.HeaderField{Name: "x-more", Value: strings.Repeat("x", 1<<10), Sensitive: true})
 	}
 	d.write.Lock()
 	defer d.write.Unlock()
