@@ -79,7 +79,7 @@ func (s *Server) newHTTP() *http.Server {
 	})
 	mux.HandleFunc("GET "+pathReady, s.readyz)
 	if s.cfg.Metrics != nil {
-		mux.Handle("GET "+pathMetrics, s.cfg.Metrics)
+		mux.Handle("GET "+pathMetrics, s.scraped(s.cfg.Metrics))
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		writeError(w, &httpError{http.StatusNotFound, "NOT_FOUND", "nothing is at " + r.URL.Path})

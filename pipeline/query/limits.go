@@ -33,7 +33,7 @@ type Limits struct {
 	MaxConnections int           // open at once, on each port; default 4,096
 	MaxHeaderBytes int           // of a request's headers, which over gRPC are kept as long as it is open; default 16 KiB
 	HeaderTimeout  time.Duration // for an HTTP request's headers, and a TLS handshake, to arrive; default 5 s
-	IdleTimeout    time.Duration // after which a gRPC connection that asks nothing is closed; default 15 min; over HTTP it is 2 min
+	IdleTimeout    time.Duration // after which a connection that asks nothing is closed; default 15 min
 	RequestTimeout time.Duration // for a whole request to arrive, and for its answer to be taken; default 15 s
 }
 

@@ -52,6 +52,8 @@ type Server struct {
 	log     *slog.Logger
 	dumping sync.Mutex // held by the one dump that may be under way
 
+	scraping sync.Mutex // held while the metrics are made
+
 	matchStreams, otherStreams atomic.Int64 // open
 	senders                    senders
 

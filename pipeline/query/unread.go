@@ -25,7 +25,7 @@ import (
 // even when its stream has ended.
 type unread struct {
 	most     int64         // bytes of queries' answers
-	refusals int64         // and of refusals on streams, which go on
+	refusals int64         // and of refusals on streams, which go on, and of metrics
 	patience time.Duration // after which an answer must go if others need the room
 	timeout  time.Duration // after which it must in any case
 
