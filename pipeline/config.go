@@ -103,6 +103,7 @@ func DefaultConfig() Config {
 			MaxConnections:  4096,
 			MaxUnreadBytes:  128 << 20,
 			RequestTimeout:  15 * time.Second,
+			IdleTimeout:     15 * time.Minute,
 		},
 		Tick:  200 * time.Millisecond,
 		Watch: time.Second,

@@ -73,6 +73,7 @@ func serveCommand() command {
 			fs.IntVar(&cfg.Limits.MaxConnections, "max-connections", cfg.Limits.MaxConnections, "accept at most this `number` of connections on each port")
 			fs.IntVar(&cfg.Limits.MaxUnreadBytes, "max-unread-bytes", cfg.Limits.MaxUnreadBytes, "keep at most this many `bytes` of answers that callers have not taken yet, and refuse queries beyond")
 			fs.DurationVar(&cfg.Limits.RequestTimeout, "request-timeout", cfg.Limits.RequestTimeout, "give up a request that takes this `long` to arrive, or its answer to be taken")
+			fs.DurationVar(&cfg.Limits.IdleTimeout, "idle-timeout", cfg.Limits.IdleTimeout, "close a connection that asks nothing for this `long`; a proxy in front should close its own earlier")
 			fs.DurationVar(&cfg.DrainTimeout, "drain-timeout", cfg.DrainTimeout, "finish within this `long` after SIGTERM")
 			fs.BoolVar(&check, "check-config", false, "print the settings and where each is from, and exit: 2 if they are wrong")
 		},

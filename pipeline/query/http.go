@@ -89,7 +89,7 @@ func (s *Server) newHTTP() *http.Server {
 		ReadHeaderTimeout: s.limits.HeaderTimeout,
 		ReadTimeout:       s.limits.RequestTimeout,
 		WriteTimeout:      s.limits.RequestTimeout + time.Second, // so that one that is too slow is told so
-		IdleTimeout:       2 * time.Minute,
+		IdleTimeout:       s.limits.IdleTimeout,
 		MaxHeaderBytes:    max(1, s.limits.MaxHeaderBytes-4<<10), // net/http adds 4 KiB
 		ConnContext:       withConn,
 		ErrorLog:          log.New(logWriter(s.httpLog), "", 0),

@@ -287,8 +287,8 @@ func TestReflectionEndsWithTheServer(t *testing.T) {
 	}
 }
 
-// A gRPC connection that asks nothing is closed, one with a stream is not, and a client
-// that asks again does not notice.
+// A connection that asks nothing is closed, one with a stream is not, and a client that
+// asks again does not notice.
 func TestIdleConnectionsEnd(t *testing.T) {
 	s := serve(t, fleet(t), Config{Limits: Limits{IdleTimeout: 50 * time.Millisecond}})
 	open := &s.grpcAt.(*doorListener).open
@@ -298,6 +298,10 @@ func TestIdleConnectionsEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		eventually(t, "only the stream's is open", func() bool { return open.Load() == 1 })
+		if code, text := post(t, s, `{"model":"m","tokens":[1,2,3,4]}`); code != http.StatusOK {
+			t.Fatal(code, text)
+		}
+		eventually(t, "none is open over HTTP", func() bool { return s.httpAt.(*doorListener).open.Load() == 0 })
 	}
 	sendOn(t, watching, 1, &pb.MatchRequest{Model: "m", Tokens: prompt, TopK: 1})
 	if resp, err := watching.Recv(); err != nil || showAnswer(resp) != "1: deep/0:3" {
