@@ -164,6 +164,51 @@ func TestStreamIsCancelled(t *testing.T) {
 	})
 }
 
+// A request on a stream that has waited for its record takes a slot again, when one is
+// free, and gives it back; if none is in time it is told so, and the next is answered.
+func TestStreamTakesASlotAfterItsWait(t *testing.T) {
+	f := fleet(t)
+	s := serve(t, f, Config{Limits: Limits{MaxConcurrent: 1, QueueTimeout: time.Minute, Deadline: time.Minute}})
+	empty := func() bool { return s.gate.empty(s.limits.MaxConcurrent + s.limits.MaxQueue) }
+	working := make(chan int, 1)
+	f.onModel = func() { working <- len(s.gate.slots) }
+	stream := openStream(t, t.Context(), s)
+	for id, c := range []struct {
+		timeoutMs uint32
+		freed     bool // while the query waits for a slot
+		want      string
+	}{
+		{0, true, "0: deep/0:3"},
+		{3000, false, "1: DEADLINE_EXCEEDED"},
+		{0, true, "2: deep/0:3"},
+	} {
+		req := wants(int64(10 + id))
+		req.TimeoutMs = c.timeoutMs
+		sendOn(t, stream, uint64(id), req)
+		eventually(t, "it waits, and has neither slot nor place", func() bool { return s.service.waiting.Load() == 1 && empty() })
+		s.gate.slots <- struct{}{} // another's
+		f.apply(1)
+		eventually(t, "it waits for a slot", func() bool { return s.gate.waiting.Load() == 1 })
+		if c.freed {
+			<-s.gate.slots
+			if n := <-working; n != 1 {
+				t.Errorf("request %d is worked on with %d slots taken", id, n)
+			}
+		}
+		resp, err := stream.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := showAnswer(resp); got != c.want || !c.freed && resp.Error.Message != errNoTurn.Error() {
+			t.Errorf("got %s, %v, want %s", got, resp.Error, c.want)
+		}
+		if !c.freed {
+			<-s.gate.slots
+		}
+		eventually(t, "it has given back what it took", empty)
+	}
+}
+
 // A server that goes answers what it is at, tells every stream, and does not wait
 // for their callers.
 func TestDrainEndsStreams(t *testing.T) {
