@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -19,8 +20,12 @@ import (
 
 func benchQueryCommand() command {
 	c := bench.DefaultQueryConfig()
+	c.Transports, c.MostRate = nil, 0
 	var short bool
 	var prefix []string
+	var stage stageAccess
+	var named bench.Stage
+	var prompts string
 	return command{
 		use:   "query",
 		short: "Measure what the query side can do, and how long it takes",
@@ -42,13 +47,23 @@ With --overload TIME then
 
 Every depth in one of 32 answers is compared with the truth; a wrong one is an error.
 sent_late_p99_us far above the empty echo's latency says that this process, or the
-machine, was short of processors: measure again. Prompts are of 16 tokens a block.`,
+machine, was short of processors: measure again. Prompts are of 16 tokens a block.
+
+With --query-address it asks a stage that runs already, and starts and writes nothing.
+That is a load on whoever uses it: rates begin at 100 a second and end at --most-rate
+(with --overload at four times what it could do), each for a minute at most; the first
+failure ends it. The address has to be on the command line, not in a variable or a file.
+Prompts are tokens of the model that --model names: those of --prompts, a prompt a line,
+or made-up ones, which nobody holds and which so cost it less. There is no bare echo,
+what the server uses is null, and the depths are not known to be right.`,
 		example: `  kvindex bench query
   kvindex bench query --blocks 3750 --workers 1000 --transports grpc,stream
   kvindex bench query --transports grpc --overload 20s
-  taskset -c 0 kvindex bench query --server-prefix taskset,-c,1 --tokens`,
+  taskset -c 0 kvindex bench query --server-prefix taskset,-c,1 --tokens
+  kvindex bench query --query-address index-0:7400 --http-address index-0:7401 --model llama \
+      --prompts prompts.txt --most-rate 2000 --tls --ca-file ca.pem --token-file token`,
 		flags: func(fs *pflag.FlagSet) {
-			fs.StringSliceVar(&c.Transports, "transports", c.Transports, "ask over these `transports`")
+			fs.StringSliceVar(&c.Transports, "transports", c.Transports, "ask over these `transports`: "+strings.Join(bench.QueryTransports(), ", ")+" (default: all, of a stage those that it has an address for)")
 			fs.IntSliceVar(&c.Blocks, "blocks", c.Blocks, "lengths of the prompts, in `blocks`")
 			fs.IntSliceVar(&c.Workers, "workers", c.Workers, "`workers` that hold the prompts, each a part: a server for each number")
 			fs.BoolVar(&c.Tokens, "tokens", c.Tokens, "send tokens, not local hashes")
@@ -59,14 +74,26 @@ machine, was short of processors: measure again. Prompts are of 16 tokens a bloc
 			fs.DurationVar(&c.Overload, "overload", c.Overload, "then offer four times what it can do, for that `time`; 0: not")
 			fs.Int64Var(&c.Held, "held", c.Held, "`blocks` that the workers hold besides the prompts")
 			fs.StringSliceVar(&prefix, "server-prefix", nil, "run the server by this `command,argument,...`, such as taskset,-c,1")
+			fs.Float64Var(&c.MostRate, "most-rate", c.MostRate, "end the search for saturation at this `rate`, requests a second; 0: 10,000 of a stage, else a million")
+			stage.flags(fs)
+			address := fs.Lookup("query-address")
+			address.Usage, address.DefValue, stage.address = "ask the stage at this gRPC `host:port`, instead of a server that is started", "", ""
+			fs.StringVar(&named.HTTP, "http-address", "", "the stage's HTTP `host:port`, for json")
+			fs.StringVar(&named.Model, "model", "", "`name` of the stage's model")
+			fs.IntVar(&named.BlockSize, "block-size", 0, "`tokens` a block of the stage's model; 0: the only one there is of it")
+			fs.StringVar(&prompts, "prompts", "", "ask the stage for the prompts in this `file`: tokens, a prompt a line")
 			fs.BoolVar(&short, "short", short, "measure next to nothing: whether it works")
 		},
 		run: func(ctx context.Context, con *console, _ []string) error {
 			if short {
-				c.Held, c.MostRate, c.Slowest = min(c.Held, 10000), 2000, time.Minute
+				c.Held, c.Slowest = min(c.Held, 10000), time.Minute
+				if c.MostRate == 0 || c.MostRate > 2000 {
+					c.MostRate = 2000
+				}
 				c.Step, c.For, c.Overload = 50*time.Millisecond, 100*time.Millisecond, min(c.Overload, 200*time.Millisecond)
 			}
-			if err := c.Validate(); err != nil {
+			named.GRPC, named.Security = stage.address, stage.security
+			if err := benchOf(&c, named, prompts, con.settings); err != nil {
 				return usageError{err}
 			}
 			p := &benchProgress{con: con}
@@ -74,6 +101,80 @@ machine, was short of processors: measure again. Prompts are of 16 tokens a bloc
 			return bench.RunQuery(ctx, c, benchServerStarter(prefix), con.out, con.err, p)
 		},
 	}
+}
+
+// benchOf settles what is asked: the stage, if one is named, or a server of our own.
+func benchOf(c *bench.QueryConfig, named bench.Stage, prompts string, settings []setting) error {
+	for _, s := range settings {
+		switch s.name {
+		case "query-address":
+			if s.value != "" && s.from != "flag" {
+				return fmt.Errorf("query-address is from %s: to put a load on a stage give --query-address, and else --query-address=", s.from)
+			}
+		case "http-address", "model", "block-size", "prompts", "tls", "ca-file", "cert-file", "key-file", "token-file":
+			if named.GRPC == "" && s.from == "flag" {
+				return fmt.Errorf("--%s is of a stage: give --query-address", s.name)
+			}
+		case "workers", "held", "blocks-per-second", "server-prefix", "tokens":
+			if named.GRPC != "" && s.from == "flag" {
+				return fmt.Errorf("--%s is of a server that is started: it does not go with --query-address", s.name)
+			}
+		}
+	}
+	if named.GRPC == "" {
+		if len(c.Transports) == 0 {
+			c.Transports = bench.QueryTransports()
+		}
+		if c.MostRate == 0 {
+			c.MostRate = bench.DefaultQueryConfig().MostRate
+		}
+		return c.Validate()
+	}
+	if err := named.Security.Validate(); err != nil {
+		return err
+	}
+	if prompts != "" {
+		var err error
+		if named.Prompts, err = readPrompts(prompts); err != nil {
+			return err
+		}
+	}
+	c.OfStage(named)
+	return c.Validate()
+}
+
+// mostPromptsFile is the most that a file of prompts may have.
+const mostPromptsFile = 64 << 20
+
+// readPrompts reads a file of tokens, a prompt a line.
+func readPrompts(file string) (all [][]uint32, err error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, mostPromptsFile+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(text) > mostPromptsFile {
+		return nil, fmt.Errorf("%s: more than %d bytes", file, mostPromptsFile)
+	}
+	n := 0
+	for line := range strings.Lines(string(text)) {
+		n++
+		tokens, err := numbers(strings.NewReader(line), 32, func(v uint64) uint32 { return uint32(v) })
+		if err != nil {
+			return nil, fmt.Errorf("%s:%d: %w", file, n, err)
+		}
+		if len(tokens) > 0 {
+			all = append(all, tokens)
+		}
+	}
+	if len(all) == 0 {
+		return nil, fmt.Errorf("%s: no prompt in it", file)
+	}
+	return all, nil
 }
 
 const benchServerName = "bench-query-server"

@@ -62,6 +62,20 @@ func TestBenchQuery(t *testing.T) {
 	}
 }
 
+// A variable that all commands read puts no load on the stage that it names.
+func TestBenchQueryOfAVariable(t *testing.T) {
+	t.Setenv("KVINDEX_QUERY_ADDRESS", "127.0.0.1:1")
+	t.Setenv("KVINDEX_MODEL", "m")
+	got := execute(t, "bench", "query", "--short")
+	if want := "query-address is from KVINDEX_QUERY_ADDRESS"; got.code != codeUsage || got.out != "" || !strings.Contains(got.err, want) {
+		t.Errorf("exit code %d, %q, %q; want %q", got.code, got.out, got.err, want)
+	}
+	got = execute(t, "bench", "query", "--short", "--query-address", "127.0.0.1:1")
+	if want := "the stage at 127.0.0.1:1: "; got.code != codeFailed || got.out != "" || !strings.Contains(got.err, want) {
+		t.Errorf("named: exit code %d, %q, %q; want %q", got.code, got.out, got.err, want)
+	}
+}
+
 func TestBenchUsage(t *testing.T) {
 	dir := t.TempDir()
 	other := filepath.Join(dir, "other")
@@ -70,21 +84,29 @@ func TestBenchUsage(t *testing.T) {
 	}
 	made := filepath.Join(dir, "made.kvw")
 	for args, want := range map[string]string{
-		"index":                                        "needs a workload file",
-		"index --file " + other:                        `other: at byte 0: not a workload file`,
-		"index --file none.kvw":                        "none.kvw",
-		"index --mode fast":                            `"fast" is not one of seq, pool, mixed, mem, dump, scale`,
-		"index --mode scale --file " + other:           "takes no workload file",
-		"relay --mode fast":                            `"fast" is not one of throughput, memory, visible`,
-		"relay --batches 1":                            "1 batches",
-		"relay --brokers 127.0.0.1:1":                  "take a topic",
-		"relay --mode visible --rate 0":                "0 batches a second",
-		"query --transports udp":                       `no transport "udp"`,
-		"query --blocks 0":                             "prompts of 0 blocks",
-		"workload -o " + made:                          "give either --trace or --synthetic",
-		"workload --synthetic 5 --block 60 -o " + made: "block size 60",
-		"workload --trace none.jsonl -o " + made:       "none.jsonl",
-		"workload --trace " + other + " -o " + made:    "other:1",
+		"index":                                                 "needs a workload file",
+		"index --file " + other:                                 `other: at byte 0: not a workload file`,
+		"index --file none.kvw":                                 "none.kvw",
+		"index --mode fast":                                     `"fast" is not one of seq, pool, mixed, mem, dump, scale`,
+		"index --mode scale --file " + other:                    "takes no workload file",
+		"relay --mode fast":                                     `"fast" is not one of throughput, memory, visible`,
+		"relay --batches 1":                                     "1 batches",
+		"relay --brokers 127.0.0.1:1":                           "take a topic",
+		"relay --mode visible --rate 0":                         "0 batches a second",
+		"query --transports udp":                                `no transport "udp"`,
+		"query --blocks 0":                                      "prompts of 0 blocks",
+		"query --model m":                                       "--model is of a stage: give --query-address",
+		"query --tls":                                           "--tls is of a stage",
+		"query --query-address a:1":                             "which model",
+		"query --query-address a:1 --held 5":                    "--held is of a server that is started",
+		"query --query-address a:1 --ca-file none":              "ca-file: given without tls",
+		"query --query-address a:1 --prompts none":              "none: no such file",
+		"query --query-address a:1 --prompts " + other:          "other:1: number 1",
+		"query --query-address a:1 --model m --transports json": "JSON needs the stage's HTTP address",
+		"workload -o " + made:                                   "give either --trace or --synthetic",
+		"workload --synthetic 5 --block 60 -o " + made:          "block size 60",
+		"workload --trace none.jsonl -o " + made:                "none.jsonl",
+		"workload --trace " + other + " -o " + made:             "other:1",
 	} {
 		got := execute(t, append([]string{"bench"}, strings.Fields(args)...)...)
 		if got.code == 0 || got.out != "" || !strings.Contains(got.err, want) {

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// Client is how to reach a stage's gRPC port. The zero value is plaintext without
+// Client is how to reach a stage's ports. The zero value is plaintext without
 // a token.
 type Client struct {
 	TLS       bool
@@ -50,6 +50,25 @@ func (c *Client) DialOptions() []grpc.DialOption {
 		}}))
 	}
 	return opts
+}
+
+// HTTP returns what a connection to the stage's HTTP port needs, as the files are now:
+// TLS for that server name, nil without, and the header Authorization, "" without a
+// token.
+func (c *Client) HTTP(serverName string) (cfg *tls.Config, authorization string, err error) {
+	if c.TLS {
+		if cfg, err = newClientFiles(c.CAFile, c.CertFile, c.KeyFile).config(serverName); err != nil {
+			return nil, "", err
+		}
+	}
+	if c.TokenFile != "" {
+		token, err := readSecret(c.TokenFile)
+		if err != nil {
+			return nil, "", fmt.Errorf("bearer token: %w", err)
+		}
+		authorization = "Bearer " + token
+	}
+	return cfg, authorization, nil
 }
 
 // clientTLS is gRPC's TLS with the files as they are at each handshake.

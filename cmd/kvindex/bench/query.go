@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -28,6 +29,8 @@ type QueryConfig struct {
 	Slowest         time.Duration // median latency from which on a rate is too much
 	MostRate        float64       // at which the search for saturation ends, requests a second
 	Connections     int           // over gRPC
+
+	Stage *Stage // to ask instead, see OfStage; nil: a server that is started
 }
 
 // DefaultQueryConfig takes less than a minute.
@@ -72,7 +75,7 @@ func (c *QueryConfig) Validate() error {
 		}
 	}
 	for _, n := range c.Workers {
-		if n < 1 || n > mostQueryWorkers {
+		if c.Stage == nil && n < 1 || n > mostQueryWorkers {
 			return fmt.Errorf("%d workers: want 1 to %d", n, mostQueryWorkers)
 		}
 	}
@@ -85,10 +88,13 @@ func (c *QueryConfig) Validate() error {
 		return fmt.Errorf("steps of %v, then %v, then %v: want more than 0, and an hour at most", c.Step, c.For, c.Overload)
 	case c.Slowest <= 0:
 		return fmt.Errorf("a median of %v is never reached", c.Slowest)
-	case !(c.MostRate >= firstRate && c.MostRate <= 1e6):
-		return fmt.Errorf("at most %v requests a second: want %v to a million", c.MostRate, firstRate)
+	case !(c.MostRate >= 1 && c.MostRate <= 1e6):
+		return fmt.Errorf("at most %v requests a second: want 1 to a million", c.MostRate)
 	case c.Connections < 1 || c.Connections > mostConnections:
 		return fmt.Errorf("%d connections: want 1 to %d", c.Connections, mostConnections)
+	}
+	if c.Stage != nil {
+		return c.validateStage()
 	}
 	return nil
 }
@@ -101,7 +107,7 @@ type QueryLine struct {
 	Transport string `json:"transport"`
 	By        string `json:"by"` // hashes or tokens
 	Blocks    int    `json:"blocks"`
-	Workers   int    `json:"workers"`
+	Workers   int    `json:"workers"` // 0: those of a stage
 
 	Seconds  figure `json:"seconds"`
 	Offered  figure `json:"offered_per_s"`
@@ -149,6 +155,12 @@ func RunQuery(ctx context.Context, c QueryConfig, start Starter, out, table io.W
 	defer debug.SetMemoryLimit(debug.SetMemoryLimit(clientMemory))
 	b := &queryBench{QueryConfig: c, ctx: ctx, start: start, out: json.NewEncoder(out), progress: p}
 	p.Start("measurements", 0)
+	if c.Stage != nil {
+		if err := b.stage(); err != nil {
+			return err
+		}
+		return b.table(table)
+	}
 	for _, workers := range c.Workers {
 		if err := b.server(workers); err != nil {
 			return err
@@ -178,6 +190,11 @@ func (b *queryBench) server(workers int) (err error) {
 			err = ended
 		}
 	}()
+	return b.cases(s, workers)
+}
+
+// cases asks for each length of prompts over each transport.
+func (b *queryBench) cases(s *server, workers int) error {
 	for _, blocks := range b.Blocks {
 		for _, transport := range b.Transports {
 			c := queryCase{b, s, transport, blocks, workers}
@@ -216,7 +233,7 @@ func (c *queryCase) run() error {
 		at   addresses
 		of   []prompt
 	}{{"empty", c.s.Main, nil}, {"bare", c.s.Bare, unchecked(c.prompts())}} {
-		if echo.what == "bare" && c.transport == "json" {
+		if echo.what == "bare" && (c.transport == "json" || c.Stage != nil) {
 			continue // there is none
 		}
 		lanes, err := c.lanes(echo.at, echo.of)
@@ -250,7 +267,10 @@ const (
 // believed.
 func (c *queryCase) saturate(l *lanes) (float64, error) {
 	var best QueryLine
-	rate, step := firstRate, bigStep
+	rate, step := min(firstRate, c.MostRate), bigStep
+	if c.Stage != nil {
+		rate = min(stageFirstRate, c.MostRate)
+	}
 	for failed := 0; rate <= c.MostRate; {
 		line, err := c.measure("step", l, rate, c.Step)
 		if err != nil {
@@ -355,6 +375,10 @@ func (c *queryCase) offered(what string, l *lanes, rate float64, d time.Duration
 	}
 	if c.Tokens {
 		line.By = "tokens"
+	}
+	if c.Stage != nil { // which tells nothing of itself
+		unknown := figure(math.NaN())
+		line.CPU, line.Cores, line.GC, line.ResidentMiB, line.Written = unknown, unknown, unknown, unknown, unknown
 	}
 	return t, line, nil
 }

@@ -50,6 +50,14 @@ type prompt struct {
 
 // prompts encodes the requests of a case as its transport has them.
 func (c *queryCase) prompts() []prompt {
+	if c.Stage != nil {
+		requests, blocks := c.Stage.requests(c.blocks)
+		all := make([]prompt, len(requests))
+		for i, req := range requests {
+			all[i] = prompt{encodedFor(c.transport, i, req), func(resp *pb.MatchResponse) error { return checkWhole(resp, blocks[i]) }}
+		}
+		return all
+	}
 	all := make([]prompt, differing)
 	for number := range all {
 		req := &pb.MatchRequest{Model: promptModel}
@@ -61,22 +69,28 @@ func (c *queryCase) prompts() []prompt {
 				req.LocalHashes = append(req.LocalHashes, uint64(h))
 			}
 		}
-		var err error
 		p := &all[number]
-		switch c.transport {
-		case "json":
-			p.body, err = protojson.MarshalOptions{UseProtoNames: true}.Marshal(req)
-		case "stream":
-			p.body, err = proto.Marshal(&pb.MatchStreamRequest{Id: uint64(number), Request: req})
-		default:
-			p.body, err = proto.Marshal(req)
-		}
-		if err != nil {
-			panic("BUG: a request that cannot be encoded: " + err.Error())
-		}
+		p.body = encodedFor(c.transport, number, req)
 		p.check = func(resp *pb.MatchResponse) error { return checkAnswer(resp, c.workers, c.blocks, number) }
 	}
 	return all
+}
+
+// encodedFor is a request as a transport has it.
+func encodedFor(transport string, number int, req *pb.MatchRequest) (body []byte) {
+	var err error
+	switch transport {
+	case "json":
+		body, err = protojson.MarshalOptions{UseProtoNames: true}.Marshal(req)
+	case "stream":
+		body, err = proto.Marshal(&pb.MatchStreamRequest{Id: uint64(number), Request: req})
+	default:
+		body, err = proto.Marshal(req)
+	}
+	if err != nil {
+		panic("BUG: a request that cannot be encoded: " + err.Error())
+	}
+	return body
 }
 
 // unchecked takes any answer for right.
@@ -109,17 +123,24 @@ func (c *queryCase) lanes(at addresses, of []prompt) (*lanes, error) {
 	var l lanes
 	var asked atomic.Uint64
 	if c.transport == "json" {
+		dial, header := dialPlain, ""
+		if c.Stage != nil {
+			var err error
+			if dial, header, err = c.Stage.dialHTTP(); err != nil {
+				return nil, err
+			}
+		}
 		text := make([][]byte, max(1, len(of)))
 		for i := range text {
 			if of == nil {
-				text[i] = fmt.Appendf(nil, "GET /healthz HTTP/1.1\r\nHost: %s\r\n\r\n", at.HTTP)
+				text[i] = fmt.Appendf(nil, "GET /healthz HTTP/1.1\r\nHost: %s\r\n%s\r\n", at.HTTP, header)
 				continue
 			}
-			text[i] = fmt.Appendf(nil, "POST /v1/match HTTP/1.1\r\nHost: %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
-				at.HTTP, len(of[i].body), of[i].body)
+			text[i] = fmt.Appendf(nil, "POST /v1/match HTTP/1.1\r\nHost: %s\r\n%sContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s",
+				at.HTTP, header, len(of[i].body), of[i].body)
 		}
 		for range jsonLanes {
-			l.of = append(l.of, &jsonLane{addr: at.HTTP, text: text, prompts: of, asked: &asked})
+			l.of = append(l.of, &jsonLane{addr: at.HTTP, dial: dial, text: text, prompts: of, asked: &asked})
 		}
 		l.close = func() {
 			for _, one := range l.of {
@@ -134,9 +155,13 @@ func (c *queryCase) lanes(at addresses, of []prompt) (*lanes, error) {
 			conn.Close()
 		}
 	}
+	opts := []grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(64<<20))}
+	if c.Stage != nil {
+		opts = append(opts, c.Stage.Security.DialOptions()...)
+	}
 	for range c.Connections {
-		conn, err := grpc.NewClient(at.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithDefaultCallOptions(grpc.ForceCodecV2(rawCodec{}), grpc.MaxCallRecvMsgSize(64<<20)))
+		conn, err := grpc.NewClient(at.GRPC, opts...)
 		if err != nil {
 			l.close()
 			return nil, err
@@ -326,6 +351,7 @@ func (l *streamLane) read(answer []byte, s sentOne) (result, error) {
 // net/http's client costs more than its server.
 type jsonLane struct {
 	addr    string
+	dial    func(ctx context.Context, addr string) (net.Conn, error)
 	text    [][]byte
 	prompts []prompt
 	asked   *atomic.Uint64
@@ -351,8 +377,7 @@ func (l *jsonLane) run(ctx context.Context, due <-chan time.Time, t *tally) {
 
 func (l *jsonLane) ask(ctx context.Context, n int, check bool) (result, error) {
 	if l.conn == nil {
-		var d net.Dialer
-		conn, err := d.DialContext(ctx, "tcp", l.addr)
+		conn, err := l.dial(ctx, l.addr)
 		if err != nil {
 			return hasFailed, err
 		}

@@ -5,6 +5,7 @@ package bench
 import (
 	"fmt"
 	"io"
+	"strings"
 	"text/tabwriter"
 	"time"
 )
@@ -40,8 +41,9 @@ func (b *queryBench) table(w io.Writer) error {
 		if l.Recovery != nil {
 			recovery = fmt.Sprintf("%.0f", *l.Recovery)
 		}
-		fmt.Fprintf(tw, "%d\t%d\t%s\t%s\t%.0f\t%.0f\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.1f\t%.0f\t%.2f\t%s\n", l.Blocks, l.Workers, l.Transport, l.What, l.Offered, l.Answered,
+		row := fmt.Sprintf("%d\t%d\t%s\t%s\t%.0f\t%.0f\t%d\t%.0f\t%.0f\t%.0f\t%.0f\t%.0f\t%.1f\t%.0f\t%.2f\t%s\n", l.Blocks, l.Workers, l.Transport, l.What, l.Offered, l.Answered,
 			l.Refused+l.Unsent, l.P50, l.P99, l.P999, l.No99, l.CPU, l.GC, l.ResidentMiB, l.Written/1e6, recovery)
+		fmt.Fprint(tw, strings.ReplaceAll(row, "NaN", "-"))
 	}
 	return tw.Flush()
 }

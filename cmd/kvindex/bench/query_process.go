@@ -11,7 +11,8 @@ import (
 	"sync"
 )
 
-// server is a process that is asked.
+// server is what is asked: a process, or a stage of somebody else's, of which only
+// the addresses are known.
 type server struct {
 	greeting
 	mu   sync.Mutex
@@ -34,6 +35,9 @@ func startServer(ctx context.Context, start Starter, c ServerConfig) (*server, e
 
 // stats asks how it is doing.
 func (s *server) stats() (st serverStats, err error) {
+	if s.in == nil {
+		return st, nil
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, err = io.WriteString(s.in, "\n"); err == nil {

@@ -119,7 +119,7 @@ func TestQueryConfig(t *testing.T) {
 		"20000 workers":           func(c *bench.QueryConfig) { c.Workers = []int{20000} },
 		"blocks a second":         func(c *bench.QueryConfig) { c.BlocksPerSecond = -1 },
 		"more than 0, and an hou": func(c *bench.QueryConfig) { c.Step = 0 },
-		"at most 1 requests":      func(c *bench.QueryConfig) { c.MostRate = 1 },
+		"at most 0.5 requests":    func(c *bench.QueryConfig) { c.MostRate = 0.5 },
 		"0 connections":           func(c *bench.QueryConfig) { c.Connections = 0 },
 		"-1 blocks held":          func(c *bench.QueryConfig) { c.Held = -1 },
 	} {
