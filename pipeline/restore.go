@@ -69,15 +69,8 @@ func (p *partition) restore(ctx context.Context) (int64, error) {
 func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consumer.Bounds) (int64, error) {
 	p.loaded, p.blind, p.reading, p.loading = 0, false, 0, 0
 	p.bytes.Store(0)
-	// Unless the snapshots say better, nothing is known of what was trimmed.
-	fromStart := func() (int64, error) {
-		if bounds.Start > 0 {
-			p.lostAll = p.loses(bounds.Start, never)
-		}
-		return bounds.Start, nil
-	}
 	if p.saver == nil {
-		return fromStart()
+		return p.fromStart(bounds), nil
 	}
 	began := time.Now()
 	reader, err := p.readSnapshots(ctx)
@@ -90,65 +83,91 @@ func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consu
 			level = slog.LevelError // what was trimmed is nowhere else
 		}
 		p.log.Log(ctx, level, "no snapshots to restore from, the events are replayed from the log's start", "reason", err, "offset", bounds.Start)
-		return fromStart()
+		return p.fromStart(bounds), nil
 	case err != nil:
 		return 0, err
 	}
-	// What was read may be of records that came since: another instance writes.
-	found, err := consumer.ListBounds(ctx, p.stage.aux, topic.Name, []int32{p.number})
+	bounds, reason, err := p.stale(ctx, topic, reader.Table())
 	if err != nil {
 		return 0, err
-	}
-	bounds = found[p.number]
-	table := reader.Table()
-	reason, err := snapshot.Stale(ctx, p.stage.aux, topic, p.number, table)
-	if err != nil {
-		return 0, err
-	}
-	floor, hasFloor := table.Floor()
-	if reason == "" && hasFloor && floor.Offset > bounds.End {
-		reason = fmt.Sprintf("floor is %d, but the log ends at %d: it was truncated", floor.Offset, bounds.End)
 	}
 	if reason != "" {
 		p.counts.add(snapshotsDiscarded, 1)
 		p.log.Error("snapshots are of another log and are discarded, the events are replayed from the log's start", "reason", reason, "offset", bounds.Start)
-		return fromStart()
+		return p.fromStart(bounds), nil
 	}
+	start, err := p.loadTable(reader.Table(), bounds, func() error { return reader.ReadToEnd(ctx) })
+	if err == nil {
+		p.saver.offer(reader)
+	}
+	return start, err
+}
 
+// stale says why what was read of the snapshot topic cannot be used, as
+// snapshot.Stale does, and returns the log's bounds: those from after the reading,
+// since what was read may be of records that came meanwhile. Another instance writes.
+func (p *partition) stale(ctx context.Context, topic consumer.Topic, table *snapshot.Table) (b consumer.Bounds, reason string, err error) {
+	found, err := consumer.ListBounds(ctx, p.stage.aux, topic.Name, []int32{p.number})
+	if err != nil {
+		return b, "", err
+	}
+	b = found[p.number]
+	reason, err = snapshot.Stale(ctx, p.stage.aux, topic, p.number, table)
+	if floor, ok := table.Floor(); ok && err == nil && reason == "" && floor.Offset > b.End {
+		reason = fmt.Sprintf("floor is %d, but the log ends at %d: it was truncated", floor.Offset, b.End)
+	}
+	return b, reason, err
+}
+
+// fromStart has the log replayed from its start: unless snapshots say better,
+// nothing is known of what was trimmed.
+func (p *partition) fromStart(bounds consumer.Bounds) int64 {
+	if bounds.Start > 0 {
+		p.lostAll = p.loses(bounds.Start, never)
+	}
+	return bounds.Start
+}
+
+// loadTable fills the partition from what its snapshots say and returns where to
+// start. again has the table filled with what came to the topic since.
+func (p *partition) loadTable(table *snapshot.Table, bounds consumer.Bounds, again func() error) (int64, error) {
+	floor, hasFloor := table.Floor()
 	for _, id := range table.IDs() {
 		if m := table.Manifest(id); m != nil && hasFloor && m.W < floor.Offset {
 			p.log.Error("snapshot of a worker-rank is older than the floor, which is not used", "worker", id.Worker, "rank", id.Rank, "offset", m.W, "floor", floor.Offset)
 			hasFloor = false
 		}
 	}
-	start, _ := fromStart()
+	start := p.fromStart(bounds)
 	if hasFloor && floor.Offset >= start {
 		start, p.lostAll, p.untimed = floor.Offset, nil, nil
 		if floor.PastLostAt != 0 {
 			p.lostAll = p.loses(floor.Offset, floor.PastLostAt)
 		}
 	}
-	began = time.Now()
+	began := time.Now()
 	var damaged []snapshot.ID
+	newest := newestW(table)
 	for _, id := range table.IDs() {
-		if err := p.loadRank(table, id, bounds); err != nil {
+		if err := p.loadRank(table, id, bounds, newest); err != nil {
 			damaged = append(damaged, id)
 		}
 	}
 	p.loading = time.Since(began)
 	if len(damaged) > 0 {
 		// A slow reader can meet a round that compaction took apart under it.
-		if err := reader.ReadToEnd(ctx); err != nil {
+		if err := again(); err != nil {
 			return 0, err
 		}
 		intact := true
+		newest = newestW(table)
 		for _, id := range damaged {
-			switch err := p.loadRank(table, id, bounds); {
+			switch err := p.loadRank(table, id, bounds, newest); {
 			case err == nil || errors.Is(err, snapshot.ErrNoManifest): // it was removed meanwhile
 			default:
 				intact = false
 				p.counts.add(restoresDamaged, 1)
-				p.damaged(table, id, bounds, start, err)
+				p.damaged(table, id, bounds, start, newest, err)
 			}
 		}
 		if !intact && bounds.Start == 0 {
@@ -161,15 +180,30 @@ func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consu
 			}
 		}
 	}
-	p.saver.offer(reader)
 	return start, nil
+}
+
+// newestW returns of each worker the greatest W of its ranks. All of them are
+// written at once, so one whose W is less is out of date: of the records since, those
+// that retire the worker are passed over for its siblings, and so for it.
+func newestW(table *snapshot.Table) map[string]int64 {
+	newest := map[string]int64{}
+	for _, id := range table.IDs() {
+		if m := table.Manifest(id); m != nil {
+			newest[id.Worker] = max(newest[id.Worker], m.W)
+		}
+	}
+	return newest
 }
 
 // damaged does what is left to do about a worker-rank whose snapshot cannot be
 // loaded. A log that was never trimmed makes up for it.
-func (p *partition) damaged(table *snapshot.Table, id snapshot.ID, bounds consumer.Bounds, start int64, err error) {
+func (p *partition) damaged(table *snapshot.Table, id snapshot.ID, bounds consumer.Bounds, start int64, newest map[string]int64, err error) {
 	log := p.log.With("worker", id.Worker, "rank", id.Rank, "snapshot_topic", p.stage.cfg.SnapshotTopic, "error", err)
 	m := table.Manifest(id)
+	if m != nil && m.W < newest[id.Worker] {
+		m = nil
+	}
 	switch {
 	case bounds.Start == 0:
 		log.Error("snapshot of a worker-rank is damaged, all events are replayed from the log's start", "offset", 0)
@@ -185,11 +219,7 @@ func (p *partition) damaged(table *snapshot.Table, id snapshot.ID, bounds consum
 	default:
 		// A sibling's record retires it too, and is passed over where the
 		// sibling's own snapshot holds it.
-		for _, other := range table.IDs() {
-			if m := table.Manifest(other); m != nil && other.Worker == id.Worker {
-				start = max(start, m.W)
-			}
-		}
+		start = max(start, newest[id.Worker])
 		log.Error("snapshot of a worker-rank is damaged and the log was trimmed: it is not answered until its next epoch or twice worker-grace later", "offset", start)
 		p.lost[id] = p.loses(start, never)
 	}
@@ -246,11 +276,14 @@ func (p *partition) newReader() *snapshot.Reader {
 }
 
 // loadRank puts one worker-rank back as its snapshot says.
-func (p *partition) loadRank(table *snapshot.Table, id snapshot.ID, bounds consumer.Bounds) error {
+func (p *partition) loadRank(table *snapshot.Table, id snapshot.ID, bounds consumer.Bounds, newest map[string]int64) error {
 	if err := table.Check(id); err != nil {
 		return err
 	}
 	m := table.Manifest(id)
+	if w := newest[id.Worker]; m.W < w {
+		return fmt.Errorf("its W is %d, but that of another rank of the worker %d", m.W, w)
+	}
 	if m.W < bounds.Start && !m.Retired {
 		p.log.Error("the log was trimmed past a worker-rank's snapshot: it is not answered until its next epoch or twice worker-grace later",
 			"worker", id.Worker, "rank", id.Rank, "offset", m.W, "log_start", bounds.Start)

@@ -222,7 +222,7 @@ func (s *saver) serve(ctx context.Context) error {
 	if err := w.Take(ctx); err != nil {
 		return err
 	}
-	reason, err := snapshot.Stale(ctx, s.p.stage.aux, source, s.p.number, w.Table())
+	bounds, reason, err := s.p.stale(ctx, source, w.Table())
 	if err != nil {
 		return err
 	}
@@ -232,14 +232,9 @@ func (s *saver) serve(ctx context.Context) error {
 			return err
 		}
 	}
-	// The former writer was at most there.
-	bounds, err := consumer.ListBounds(ctx, s.p.stage.aux, source.Name, []int32{s.p.number})
-	if err != nil {
-		return err
-	}
 	s.turns++
 	s.turn.Store(s.turns)
-	s.tell(ctx, w, bounds[s.p.number].End)
+	s.tell(ctx, w, bounds.End) // the former writer was at most there
 	s.setProblem(nil)
 	s.log.Info("writing this partition's snapshots")
 	return s.write(ctx, w, source)

@@ -3,6 +3,7 @@ package pipeline
 import (
 	"context"
 	"errors"
+	"maps"
 	"math"
 	"slices"
 	"time"
@@ -206,7 +207,8 @@ func (p *partition) nextRound(now time.Time, budget *snapshot.Budget, all bool) 
 	}
 	floor := p.saver.floor.Load()
 	replaced := 0 // manifests; they have room of their own, or who is due at all times would leave none
-	for id, g := range p.forgotten {
+	for _, id := range slices.SortedFunc(maps.Keys(p.forgotten), snapshot.ID.Compare) {
+		g := p.forgotten[id]
 		switch {
 		case floor > g.after && p.outlived(id):
 			r.Deletes = append(r.Deletes, id)
@@ -218,9 +220,17 @@ func (p *partition) nextRound(now time.Time, budget *snapshot.Budget, all bool) 
 	if len(workers) == 0 && len(r.Deletes) == 0 {
 		return nil
 	}
+	// One that stays for a loss must not hold the floor. If it has a sibling, that
+	// one's manifest does, and both are written at once.
+	if len(workers) > 0 {
+		for id := range p.forgotten {
+			if !p.outlived(id) && p.workers[id.Worker] == nil {
+				workers[id.Worker] = true
+			}
+		}
+	}
 	for id, g := range p.forgotten {
-		// One that stays for a loss must not hold the floor.
-		if g.manifest.Worker != "" && (workers[id.Worker] && floor <= g.after || len(workers) > 0 && !p.outlived(id)) {
+		if g.manifest.Worker != "" && workers[id.Worker] && (floor <= g.after || !p.outlived(id)) {
 			m := g.manifest
 			m.W, m.LeaderEpoch = p.position, p.leaderEpoch
 			if l := p.lossOf(id); l != nil {

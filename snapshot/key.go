@@ -18,8 +18,8 @@ type ID struct {
 // String returns the worker and its rank, as in log lines.
 func (id ID) String() string { return fmt.Sprintf("%s rank %d", id.Worker, id.Rank) }
 
-// compare orders ids by worker, then rank.
-func (id ID) compare(o ID) int {
+// Compare orders ids by worker, then rank.
+func (id ID) Compare(o ID) int {
 	if c := strings.Compare(id.Worker, o.Worker); c != 0 {
 		return c
 	}

@@ -97,7 +97,7 @@ func write(t testing.TB, w *Writer, r Round) Result {
 	if res.CommitErr != nil {
 		t.Fatal(res.CommitErr)
 	}
-	settled(t, testcontainers.NewExternal(w.cl.OptValue(kgo.SeedBrokers).([]string)...), w.cfg.Topic, w.cfg.Partition)
+	settled(t, testcontainers.NewExternal(w.cfg.Client.OptValue(kgo.SeedBrokers).([]string)...), w.cfg.Topic, w.cfg.Partition)
 	return res
 }
 

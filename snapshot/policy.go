@@ -104,7 +104,7 @@ func (p Policy) Plan(dst []Pick, candidates []Candidate, b *Budget, now time.Tim
 		if c := cmp.Compare(p.urgency(y.Counters, now), p.urgency(x.Counters, now)); c != 0 {
 			return c
 		}
-		return x.ID.compare(y.ID)
+		return x.ID.Compare(y.ID)
 	})
 	var count int
 	var bytes int64

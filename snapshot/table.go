@@ -40,16 +40,11 @@ func (t *Table) reset() {
 	t.floor = nil
 }
 
-// IDs returns the worker-ranks that have a manifest, readable or not, by
-// worker and rank.
+// IDs returns the worker-ranks of which there is anything, by worker and rank: a
+// manifest, readable or not, or chunks that have lost theirs.
 func (t *Table) IDs() []ID {
-	ids := make([]ID, 0, len(t.entries))
-	for id, e := range t.entries {
-		if e.manifest != nil || e.unreadable != nil {
-			ids = append(ids, id)
-		}
-	}
-	slices.SortFunc(ids, ID.compare)
+	ids := slices.Collect(maps.Keys(t.entries))
+	slices.SortFunc(ids, ID.Compare)
 	return ids
 }
 
@@ -205,11 +200,13 @@ func (t *Table) chunksFrom(id ID, n int32) []int32 {
 // *DamagedError. It costs one pass over the values.
 func (t *Table) Check(id ID) error {
 	e := t.entries[id]
-	if e == nil || e.manifest == nil && e.unreadable == nil {
+	switch {
+	case e == nil:
 		return fmt.Errorf("%v: %w", id, ErrNoManifest)
-	}
-	if e.unreadable != nil {
+	case e.unreadable != nil:
 		return &DamagedError{ID: id, What: "manifest cannot be read", Err: e.unreadable}
+	case e.manifest == nil: // whoever removes it removes them too
+		return &DamagedError{ID: id, What: "manifest is missing, its chunks are not"}
 	}
 	m := e.manifest
 	damaged := func(format string, args ...any) error {

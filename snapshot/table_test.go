@@ -131,11 +131,11 @@ func TestTableTombstones(t *testing.T) {
 	putAll(t, table, idA, manifest, chunks)
 	put(t, table, key{kind: floorKey}, schemas.AppendFloor(nil, &schemas.Floor{Format: schemas.SnapshotFormat, Offset: 5}))
 	put(t, table, key{kind: manifestKey, id: idA}, nil)
-	if ids := table.IDs(); len(ids) != 0 {
-		t.Errorf("ids %v, want none", ids)
+	if ids := table.IDs(); !slices.Equal(ids, []ID{idA}) { // whoever removes it removes its chunks too
+		t.Errorf("ids %v, want %v, which has lost its manifest", ids, idA)
 	}
-	if _, _, err := load(table, idA); !errors.Is(err, ErrNoManifest) {
-		t.Errorf("load: %v, want %v", err, ErrNoManifest)
+	if _, _, err := load(table, idA); !errors.Is(err, ErrDamaged) {
+		t.Errorf("load: %v, want %v", err, ErrDamaged)
 	}
 	if got := table.chunksFrom(idA, 1); !slices.Equal(got, []int32{1}) {
 		t.Errorf("chunks %v, want those still there", got)
@@ -146,6 +146,9 @@ func TestTableTombstones(t *testing.T) {
 	put(t, table, key{kind: floorKey}, nil)
 	if _, ok := table.Floor(); ok || len(table.entries) != 0 {
 		t.Errorf("%d entries are left", len(table.entries))
+	}
+	if _, _, err := load(table, idA); !errors.Is(err, ErrNoManifest) {
+		t.Errorf("load: %v, want %v", err, ErrNoManifest)
 	}
 }
 

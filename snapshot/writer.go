@@ -56,8 +56,8 @@ type WriterConfig struct {
 // takes some 20 to 50 ms of waiting on a real broker.
 type Writer struct {
 	cfg    WriterConfig
-	cl     *kgo.Client
-	adm    *kadm.Client
+	cl     client
+	adm    committer
 	reader *Reader
 
 	taken   bool  // the table is what is on the topic, and nobody fenced us yet
@@ -70,16 +70,26 @@ type Writer struct {
 	scratch schemas.Chunk
 }
 
+// client is what a Writer needs of its own *kgo.Client.
+type client interface {
+	ProducerID(context.Context) (int64, int16, error)
+	BeginTransaction() error
+	Produce(context.Context, *kgo.Record, func(*kgo.Record, error))
+	ProduceSync(context.Context, ...*kgo.Record) kgo.ProduceResults
+	Flush(context.Context) error
+	AbortBufferedRecords(context.Context) error
+	EndTransaction(context.Context, kgo.TransactionEndTry) error
+	Close()
+}
+
+// committer is what a Writer needs of a *kadm.Client.
+type committer interface {
+	CommitAllOffsets(ctx context.Context, group string, offsets kadm.Offsets) error
+}
+
 // NewWriter returns a writer that has yet to take the duty. It connects to
 // nothing.
 func NewWriter(cfg WriterConfig) (*Writer, error) {
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
-	cfg.Logger = cfg.Logger.With("topic", cfg.Topic, "partition", cfg.Partition)
-	if cfg.Now == nil {
-		cfg.Now = time.Now
-	}
 	opts := append(append([]kgo.Opt(nil), cfg.Opts...),
 		kgo.TransactionalID(fmt.Sprintf("%s-snapshot-%s-%d", cfg.Group, cfg.Topic, cfg.Partition)),
 		kgo.TransactionTimeout(transactionTimeout),
@@ -93,8 +103,19 @@ func NewWriter(cfg WriterConfig) (*Writer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("snapshot writer: %w", err)
 	}
+	return newWriter(cfg, cl, kadm.NewClient(cfg.Client)), nil
+}
+
+func newWriter(cfg WriterConfig, cl client, adm committer) *Writer {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	cfg.Logger = cfg.Logger.With("topic", cfg.Topic, "partition", cfg.Partition)
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
 	cfg.Reader.table.DropPayloads()
-	return &Writer{cfg: cfg, cl: cl, adm: kadm.NewClient(cfg.Client), reader: cfg.Reader, offset: -1}, nil
+	return &Writer{cfg: cfg, cl: cl, adm: adm, reader: cfg.Reader, offset: -1}
 }
 
 // Table returns what is on the topic, as the writer knows it.
