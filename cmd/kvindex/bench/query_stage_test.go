@@ -135,7 +135,7 @@ func TestQueryOfStageFails(t *testing.T) {
 		"at most 1e+07 requests":      func(c *QueryConfig) { c.MostRate = 1e7 },
 		"-1 tokens a block":           func(c *QueryConfig) { c.Stage.BlockSize = -1 },
 		"asked by tokens":             func(c *QueryConfig) { c.Tokens = false },
-		"a stage takes 1048576":  func(c *QueryConfig) { c.Blocks = []int{65536}; c.Stage.Model, c.Stage.BlockSize = "two", 64 },
+		"a stage takes 1048576":       func(c *QueryConfig) { c.Blocks = []int{65536}; c.Stage.Model, c.Stage.BlockSize = "two", 64 },
 	} {
 		told.ready = query.Readiness{Ready: true}
 		c := ofStage(stage)
