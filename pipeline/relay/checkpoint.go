@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"os"
 	"strings"
 	"time"
 
@@ -174,10 +175,17 @@ func (f *feed) restore() (pos position, ok bool) {
 	quiet := f.cfg.now().Sub(heard)
 	same := l.check == c.check && l.topic == f.out.topic &&
 		instanceOf(l.producer) == instanceOf(string(f.out.name))
-	if l.clean && same && quiet >= 0 && quiet < f.cfg.grace/2 && f.note(ledger{epoch: l.epoch}) {
-		f.record.Producer, f.record.Epoch, f.record.Seq = []byte(l.producer), l.epoch, l.seq
-		f.flight.resume(l.epoch, heard, l.place)
-		f.state, f.said, f.wrote = writing, c.whole, heard
+	if l.clean && same && quiet >= 0 && quiet < f.cfg.grace/2 {
+		if f.note(ledger{epoch: l.epoch}) {
+			f.record.Producer, f.record.Epoch, f.record.Seq = []byte(l.producer), l.epoch, l.seq
+			f.flight.resume(l.epoch, heard, l.place)
+			f.state, f.said, f.wrote = writing, c.whole, heard
+		} else {
+			// The ledger still says that this epoch can go on. A process after
+			// this one must not: there will be a newer one.
+			f.saved(os.Remove(f.files.checkpoint))
+			f.changed = true
+		}
 	}
 	f.log.Info("checkpoint restored", "engine seq", f.pos.next, "blocks", f.mapping.Len(index.Device), "epoch", l.epoch, "epoch goes on", f.state == writing)
 	return f.pos, true

@@ -621,3 +621,28 @@ func TestRefusedWhileLeaving(t *testing.T) {
 		t.Errorf("%d blocks, incomplete %t; the engine holds 1", len(r.held[0]), r.incomplete)
 	}
 }
+
+// TestLedgerStaysClean: if the ledger cannot be written when an epoch could go on,
+// the process begins another, and the one after it must not go on with the old.
+func TestLedgerStaysClean(t *testing.T) {
+	w := newLives(t)
+	w.left(w.config())
+	f := w.feed(w.config())
+	f.files.fault = func(string) error { return syscall.ENOSPC }
+	if _, ok := f.restore(); !ok || f.state != held {
+		t.Fatalf("restored: %t, %s", ok, f.state)
+	}
+	f.release()
+	f.applyBatch(storedBatch(1, 200))
+
+	w.clock = w.clock.Add(time.Minute)
+	f = w.feed(w.config())
+	if _, ok := f.restore(); ok {
+		t.Error("the checkpoint of an epoch that is over was restored")
+	}
+	f.empty(true, causeStart)
+	f.applyBatch(storedBatch(1, 300))
+	if r := w.read(); r.refused > 0 || len(r.held[0]) != 1 || r.producer != "relay-3" {
+		t.Errorf("%d blocks by %s, %d records refused", len(r.held[0]), r.producer, r.refused)
+	}
+}
