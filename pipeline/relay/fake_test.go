@@ -29,9 +29,10 @@ type world struct {
 	keep     int // batches kept for replays
 	hwm      int // messages that may wait for a subscriber
 	oldForm  bool
-	started  int      // processes of the engine so far
-	up       *process // nil: none runs
-	replayOf *process // what answers replays, if not up
+	payload  func(*process) string // of the next batch
+	started  int                   // processes of the engine so far
+	up       *process              // nil: none runs
+	replayOf *process              // what answers replays, if not up
 
 	// What goes wrong.
 	slowJoin    int   // so many messages after a connection began are not sent on it
@@ -99,6 +100,7 @@ const (
 
 func newWorld() *world {
 	w := &world{changed: make(chan struct{}), keep: 1000, hwm: 1000, before: func(string) {}}
+	w.payload = func(p *process) string { return fmt.Sprintf("%d/%d", p.number, p.next) }
 	w.feed.w = w
 	return w
 }
@@ -150,7 +152,7 @@ func (w *world) publish(n int) {
 }
 
 func (p *process) publish(w *world) {
-	it := item{p.next, fmt.Sprintf("%d/%d", p.number, p.next)}
+	it := item{p.next, w.payload(p)}
 	p.next++
 	if p.kept = append(p.kept, it); len(p.kept) > w.keep {
 		p.kept = p.kept[1:]
@@ -177,6 +179,38 @@ func (w *world) backward() {
 		old := w.up
 		w.started++
 		w.up = &process{number: w.started, conns: old.conns}
+	})
+}
+
+// forward is backward with a proxy that forwards the new process's first batch, and
+// n more. Without the first nothing might show that it is another one.
+func (w *world) forward(n int) {
+	w.do(func() {
+		if w.up == nil {
+			return
+		}
+		old, hwm := w.up, w.hwm
+		w.started++
+		w.up = &process{number: w.started, conns: old.conns}
+		for _, c := range w.up.conns {
+			c.skip = 0
+		}
+		w.loseLive, w.hwm = 0, 1<<30
+		w.up.publish(w)
+		w.hwm = hwm
+		for range n {
+			w.up.publish(w)
+		}
+	})
+}
+
+// heal ends all that goes wrong.
+func (w *world) heal() {
+	w.do(func() {
+		if c := w.sub.conn; c != nil {
+			c.skip = 0
+		}
+		w.faults, w.slowJoin, w.loseLive, w.noRouter, w.frozen, w.unreachable = 0, 0, 0, false, false, nil
 	})
 }
 

@@ -491,25 +491,7 @@ func wander(t *testing.T, choices []uint16, replay bool, keep, hwm int) []string
 				}
 			})
 		case 13:
-			w.do(func() {
-				if w.up == nil {
-					return
-				}
-				// What a proxy forwards of the new process must begin with its
-				// first batch, or nothing shows that it is another one.
-				old, hwm := w.up, w.hwm
-				w.started++
-				w.up = &process{number: w.started, conns: old.conns}
-				for _, c := range w.up.conns {
-					c.skip = 0
-				}
-				w.loseLive, w.hwm = 0, 1<<30
-				w.up.publish(w)
-				w.hwm = hwm
-				for range n {
-					w.up.publish(w)
-				}
-			})
+			w.forward(n)
 		case 14:
 			w.do(func() { w.oldForm = !w.oldForm })
 		case 15:
@@ -527,13 +509,8 @@ func wander(t *testing.T, choices []uint16, replay bool, keep, hwm int) []string
 	var wrong []string
 	w.run(t, replay, position{next: -1}, func(s *stream) {
 		time.Sleep(3 * time.Minute)
-		w.do(func() {
-			choices = nil
-			if c := w.sub.conn; c != nil {
-				c.skip = 0
-			}
-			w.faults, w.slowJoin, w.loseLive, w.noRouter, w.frozen, w.unreachable = 0, 0, 0, false, false, nil
-		})
+		w.do(func() { choices = nil })
+		w.heal()
 		w.start()
 		settled()
 		time.Sleep(6 * time.Minute) // a replay endpoint that did not answer is asked seldom

@@ -32,7 +32,7 @@ func (m *Mapping) Dump(yield func(index.Tier, index.Stored) bool) {
 		items = append(items, it)
 	}
 	// From the deepest on, each chain reaches up to what was said or isn't held.
-	slices.SortFunc(items, func(a, b item) int { return cmp.Compare(b.position, a.position) })
+	slices.SortFunc(items, func(a, b item) int { return cmp.Or(cmp.Compare(b.position, a.position), cmp.Compare(a.seq, b.seq)) })
 	at := make(map[index.SeqHash]int32, len(items))
 	for i := len(items) - 1; i >= 0; i-- {
 		it := &items[i]
