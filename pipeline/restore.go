@@ -131,6 +131,45 @@ func (p *partition) fromStart(bounds consumer.Bounds) int64 {
 // loadTable fills the partition from what its snapshots say and returns where to
 // start. again has the table filled with what came to the topic since.
 func (p *partition) loadTable(table *snapshot.Table, bounds consumer.Bounds, again func() error) (int64, error) {
+	began := time.Now()
+	start, damaged := p.loadRanks(table, bounds)
+	if len(damaged) > 0 {
+		// A slow reader can meet a round that compaction took apart under it. All are
+		// loaded anew, so that the ranks of a worker are of one moment.
+		if err := again(); err != nil {
+			return 0, err
+		}
+		p.Drop(nil)
+		start, damaged = p.loadRanks(table, bounds)
+	}
+	p.loading = time.Since(began)
+	newest := newestW(table)
+	for _, d := range damaged {
+		p.counts.add(restoresDamaged, 1)
+		p.damaged(table, d.id, bounds, start, newest, d.err)
+	}
+	if len(damaged) > 0 && bounds.Start == 0 {
+		// The log has everything. What other worker-ranks of it are loaded
+		// would have records passed over that matter to the damaged one.
+		p.Drop(nil)
+		p.loaded, start = 0, 0
+		for _, d := range damaged {
+			p.spoiled[d.id] = true
+		}
+	}
+	return start, nil
+}
+
+// damagedRank is a worker-rank whose snapshot cannot be loaded, and why.
+type damagedRank struct {
+	id  snapshot.ID
+	err error
+}
+
+// loadRanks loads the worker-ranks of a table into an empty partition and returns
+// where to start.
+func (p *partition) loadRanks(table *snapshot.Table, bounds consumer.Bounds) (start int64, damaged []damagedRank) {
+	p.loaded = 0
 	floor, hasFloor := table.Floor()
 	for _, id := range table.IDs() {
 		if m := table.Manifest(id); m != nil && hasFloor && m.W < floor.Offset {
@@ -138,49 +177,20 @@ func (p *partition) loadTable(table *snapshot.Table, bounds consumer.Bounds, aga
 			hasFloor = false
 		}
 	}
-	start := p.fromStart(bounds)
+	start = p.fromStart(bounds)
 	if hasFloor && floor.Offset >= start {
 		start, p.lostAll, p.untimed = floor.Offset, nil, nil
 		if floor.PastLostAt != 0 {
 			p.lostAll = p.loses(floor.Offset, floor.PastLostAt)
 		}
 	}
-	began := time.Now()
-	var damaged []snapshot.ID
 	newest := newestW(table)
 	for _, id := range table.IDs() {
 		if err := p.loadRank(table, id, bounds, newest); err != nil {
-			damaged = append(damaged, id)
+			damaged = append(damaged, damagedRank{id, err})
 		}
 	}
-	p.loading = time.Since(began)
-	if len(damaged) > 0 {
-		// A slow reader can meet a round that compaction took apart under it.
-		if err := again(); err != nil {
-			return 0, err
-		}
-		intact := true
-		newest = newestW(table)
-		for _, id := range damaged {
-			switch err := p.loadRank(table, id, bounds, newest); {
-			case err == nil || errors.Is(err, snapshot.ErrNoManifest): // it was removed meanwhile
-			default:
-				intact = false
-				p.counts.add(restoresDamaged, 1)
-				p.damaged(table, id, bounds, start, newest, err)
-			}
-		}
-		if !intact && bounds.Start == 0 {
-			// The log has everything. What other worker-ranks of it are loaded
-			// would have records passed over that matter to the damaged one.
-			p.Drop(nil)
-			p.loaded, start = 0, 0
-			for _, id := range damaged {
-				p.spoiled[id] = true
-			}
-		}
-	}
-	return start, nil
+	return start, damaged
 }
 
 // newestW returns of each worker the greatest W of its ranks. All of them are

@@ -654,3 +654,46 @@ func TestRefusedRemovalIsTriedAgain(t *testing.T) {
 		t.Errorf("to be removed are %v, want only the one whose removal was refused", p.forgotten)
 	}
 }
+
+// A reader that compaction overtook finds a worker-rank damaged, and reads on. By then
+// its sibling has been written anew too, and both are taken from there: between the
+// two is what retired the worker.
+func TestRanksAreLoadedTogether(t *testing.T) {
+	source := consumer.Topic{Name: "events", Partitions: 1}
+	var topic snapshot.Memory
+	writer := topic.Take(snapshot.WriterConfig{Topic: "snapshots", Source: source})
+	chain := locals(1, 8)
+	write := func(w int64, retired bool) {
+		t.Helper()
+		var r snapshot.Round
+		r.Position = w
+		for rank := range int32(2) {
+			m := schemas.Manifest{Worker: "a", Rank: rank, W: w, LeaderEpoch: -1, Model: testModel, BlockSize: testBlockSize, Epoch: 1, Seq: w, Producer: "p", Retired: retired}
+			d := snapshot.Dump{Manifest: m}
+			if !retired {
+				d.Blocks = new(snapshot.Packed)
+				d.Blocks.Add(index.Device, index.Stored{Locals: chain})
+			}
+			r.Dumps = append(r.Dumps, d)
+		}
+		if res, err := writer.Write(t.Context(), r); err != nil || len(res.Refused) > 0 {
+			t.Fatal(res, err)
+		}
+	}
+	write(10, false)
+	topic.Put("chunk/1/0/a", []byte("gone"))
+	overtaken := topic.Table()
+	write(20, true)
+	p := bare(t)
+	if _, err := p.loadTable(overtaken, consumer.Bounds{Start: 5, End: 30}, func() error { topic.Read(overtaken); return nil }); err != nil {
+		t.Fatal(err)
+	}
+	for rank := range int32(2) {
+		if k := p.rank(snapshot.ID{Worker: "a", Rank: rank}); k == nil || k.restoredW != 20 || !k.retired {
+			t.Errorf("rank %d is %+v, want it retired, of W 20", rank, k)
+		}
+	}
+	if n := p.counts[restoresDamaged].Load(); n != 0 {
+		t.Errorf("%d are damaged, want none", n)
+	}
+}

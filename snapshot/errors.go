@@ -22,6 +22,8 @@ var (
 	// ErrChanged: a refresh of a worker-rank whose blocks have changed since
 	// the snapshot on the topic. Dump it instead.
 	ErrChanged = errors.New("blocks have changed since the snapshot")
+	// ErrSibling: another rank of the worker was refused in the same round.
+	ErrSibling = errors.New("another rank of the worker is not written")
 	// ErrFenced: another writer took the duty over, or the broker gave up a
 	// transaction that took too long, which looks the same. This writer is
 	// dead; an instance that is still meant to write makes a new one after a while.

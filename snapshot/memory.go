@@ -47,10 +47,16 @@ func (m *Memory) Put(key string, value []byte) {
 // Table returns what a Reader would read.
 func (m *Memory) Table() *Table {
 	t := newTable()
+	m.Read(t)
+	return t
+}
+
+// Read brings a table to what a Reader would have read by now.
+func (m *Memory) Read(t *Table) {
+	t.reset()
 	for _, k := range m.Keys() {
 		_ = t.apply([]byte(k), m.values[k]) // the table says what is wrong
 	}
-	return t
 }
 
 // Take returns a writer that has the duty, and fences the one before. Of cfg it

@@ -58,8 +58,8 @@ type Result struct {
 }
 
 // Refusal is an item that was not written and why: ErrBehind, ErrChanged,
-// ErrNoManifest (refresh of what is not there, or is damaged: dump it), or what
-// its record could not be encoded for.
+// ErrNoManifest (refresh of what is not there, or is damaged: dump it), what
+// its record could not be encoded for, or ErrSibling.
 type Refusal struct {
 	ID  ID
 	Err error

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -346,7 +347,17 @@ func (w *Writer) plan(round Round, res *Result) []item {
 		}
 		add(item{id: id, tombstones: t.chunksFrom(id, 0)}, err)
 	}
-	return items
+	// The ranks of a worker are written at once or not at all, so that they have one W.
+	refused := make(map[string]bool, len(res.Refused))
+	for _, r := range res.Refused {
+		refused[r.ID.Worker] = true
+	}
+	return slices.DeleteFunc(items, func(it item) bool {
+		if refused[it.id.Worker] {
+			res.Refused = append(res.Refused, Refusal{it.id, fmt.Errorf("%v: %w", it.id, ErrSibling)})
+		}
+		return refused[it.id.Worker]
+	})
 }
 
 // item begins an item with the manifest's copy.

@@ -183,6 +183,34 @@ func TestBehind(t *testing.T) {
 		idA: savedAs(dump(idA, 17, nil), locals(4, 10)), idB: savedAs(dump(idB, 18, nil), locals(2, 10))})
 }
 
+// Of a worker all ranks are written or none, so that they have one W.
+func TestRanksAreWrittenTogether(t *testing.T) {
+	var topic Memory
+	w := topic.Take(WriterConfig{Topic: "snapshots", Source: consumer.Topic{Name: "events", Partitions: 1}})
+	one, two, other := ID{"a", 0}, ID{"a", 1}, ID{"b", 0}
+	res, err := w.Write(deadline(t), Round{Position: 10, Dumps: []Dump{dump(one, 10, locals(1, 10)), dump(two, 10, locals(2, 10)), dump(other, 10, nil)}})
+	if err != nil || len(res.Refused) > 0 {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	res, err = w.Write(deadline(t), Round{
+		Position:  20,
+		Dumps:     []Dump{dump(one, 20, locals(3, 10)), dump(other, 20, nil)},
+		Refreshes: []Refresh{refresh(two, 20, 15)},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(res.Written, []ID{other}) || res.Floor != 10 {
+		t.Errorf("wrote %v, floor %d, want %v and 10", res.Written, res.Floor, other)
+	}
+	if len(res.Refused) != 2 || res.Refused[0].ID != two || !errors.Is(res.Refused[0].Err, ErrChanged) || res.Refused[1].ID != one || !errors.Is(res.Refused[1].Err, ErrSibling) {
+		t.Errorf("refused %v, want %v for %v and %v for %v", res.Refused, two, ErrChanged, one, ErrSibling)
+	}
+	if a, b := topic.Table().Manifest(one).W, topic.Table().Manifest(two).W; a != 10 || b != 10 {
+		t.Errorf("W are %d and %d, want 10 of both", a, b)
+	}
+}
+
 // A refresh keeps chunks and generation, if they are still the worker-rank's.
 func TestRefresh(t *testing.T) {
 	w := newWorld(t, testcontainers.NewKfake(t, testcontainers.KfakeConfig{}), 1)
