@@ -19,7 +19,6 @@ const (
 	causeSilence          // nothing was acknowledged for so long that the stage may have retired the epoch
 	causeNoRoom           // the buffer was full: Kafka is away or slow
 	causeFailed           // Kafka refused a record
-	causeHeld             // writing was put off
 	causeTopic            // the topic got more partitions, or lost records that it had acknowledged
 
 	causes
@@ -27,7 +26,7 @@ const (
 
 var causeNames = [causes]string{
 	"", "start", "restored", "engine_restart", "events_lost", "connection", "payload", "rank", "window",
-	"silence", "no_room", "kafka_failed", "held", "topic",
+	"silence", "no_room", "kafka_failed", "topic",
 }
 
 // String returns the cause's name for metrics, status and log.

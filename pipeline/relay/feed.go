@@ -110,7 +110,7 @@ type feed struct {
 type state uint8
 
 const (
-	held    state = iota // nothing is to be written
+	held    state = iota // nothing is to be written before release or empty
 	due                  // an epoch is to begin
 	opening              // the epoch's heartbeat is on its way, to see if Kafka takes it
 	writing
@@ -289,8 +289,8 @@ func (f *feed) count(c *engine.Counts) {
 
 // empty is told that what the feed holds in mind is the engine's no more: it
 // restarted (whole: all that it holds comes next), or its events were lost. A
-// new epoch says so at once if it can, and ends a hold. It costs nothing if
-// the stage knows already.
+// new epoch says so at once if it can. It costs nothing if the stage knows
+// already.
 func (f *feed) empty(whole bool, why cause) {
 	f.check()
 	known, aside := f.mapping.Hashes()
@@ -308,19 +308,8 @@ func (f *feed) empty(whole bool, why cause) {
 	f.settle()
 }
 
-// hold stops writing until release or empty. What the engine says is kept in
-// mind.
-func (f *feed) hold() {
-	if f.state == held {
-		return
-	}
-	f.end(causeHeld, false)
-	f.state = held
-	f.publish()
-}
-
-// release ends a hold: an epoch begins with all that is in mind. Without a hold
-// it does nothing.
+// release has an epoch begin with all that is in mind, if there was none since the
+// feed was made.
 func (f *feed) release() {
 	if f.state == held {
 		f.state = due

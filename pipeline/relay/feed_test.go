@@ -77,6 +77,17 @@ func (w *lives) started() *feed {
 	return f
 }
 
+// hold has nothing written before release or empty, as before a feed's first
+// connection, so that there is something to be said anew.
+func (f *feed) hold() {
+	if f.state == held {
+		return
+	}
+	f.end(causeGap, false)
+	f.state = held
+	f.publish()
+}
+
 func TestEpochBegins(t *testing.T) {
 	w := newLives(t)
 	f := w.feed(w.config())
