@@ -485,11 +485,8 @@ func (s *story) damage() {
 	case x == 2 && strings.HasPrefix(key, "manifest") && s.older[key] != nil:
 		what = "an older one"
 		s.topic.Put(key, s.older[key])
-	case x == 0 && strings.HasPrefix(key, "chunk"):
+	case x == 0 && s.topic.Value(other(key)) != nil:
 		what = "removed"
-		s.topic.Put(key, nil)
-	case x == 0 && s.topic.Value("chunk/"+strings.Replace(strings.TrimPrefix(key, "manifest/"), "/", "/0/", 1)) != nil:
-		what = "removed" // without chunks nothing would tell
 		s.topic.Put(key, nil)
 	case x == 1:
 		what = "nonsense"
@@ -499,6 +496,18 @@ func (s *story) damage() {
 	}
 	s.damaged = true
 	s.say("%s is damaged: %s", key, what)
+}
+
+// other returns the key of the chunk that a manifest has, or of the manifest that a
+// chunk has. If both were removed nothing would tell that there was such a worker-rank.
+func other(key string) string {
+	switch part := strings.Split(key, "/"); part[0] {
+	case "manifest":
+		return fmt.Sprintf("chunk/%s/0/%s", part[1], part[2])
+	case "chunk":
+		return fmt.Sprintf("manifest/%s/%s", part[1], part[3])
+	}
+	return ""
 }
 
 // fresh restarts one from what is there.
