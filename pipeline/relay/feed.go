@@ -567,10 +567,12 @@ func (f *feed) status() feedStatus {
 	s := f.seen
 	f.mu.Unlock()
 	l := f.flight.look()
-	s.InFlight, s.Bytes, s.Stalled, s.Failed, s.Heard = l.records, l.bytes, l.stalled, l.lost, l.heard
+	s.InFlight, s.Bytes, s.Stalled, s.Failed, s.Heard = l.records, l.bytes, l.stalled || l.unheard, l.lost, l.heard
 	switch {
 	case s.State != stateNames[writing] && s.Cause == causeFailed.String() && l.err != nil:
 		s.Problem = join(s.Problem, fmt.Sprintf("Kafka refused a record of topic %s: %s", f.out.topic, l.err))
+	case l.unheard:
+		s.Problem = join(s.Problem, "Kafka has acknowledged no record of topic "+f.out.topic+" yet")
 	case s.Stalled:
 		s.Problem = join(s.Problem, "Kafka has acknowledged no record of topic "+f.out.topic+" for more than "+stalledAfter.String())
 	}

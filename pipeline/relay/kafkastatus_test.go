@@ -37,6 +37,25 @@ func TestStalled(t *testing.T) {
 	is(false)
 }
 
+// TestUnheard: until Kafka has taken a first record nobody knows that it will.
+func TestUnheard(t *testing.T) {
+	w := newLives(t)
+	w.kafka.direct = false
+	f := w.feed(w.config())
+	if s := f.status(); s.Stalled || s.Problem != "" {
+		t.Errorf("before there is anything to say: stalled %v, problem %q", s.Stalled, s.Problem)
+	}
+	f.empty(true, causeStart)
+	if s, want := f.status(), "Kafka has acknowledged no record of topic events yet"; !s.Stalled || s.Problem != want {
+		t.Errorf("stalled %v, problem %q, want it, and %q", s.Stalled, s.Problem, want)
+	}
+	w.kafka.end(nil)
+	f.applyBatch(storedBatch(1, 1))
+	if s := f.status(); s.Stalled || s.Problem != "" {
+		t.Errorf("once it has: stalled %v, problem %q", s.Stalled, s.Problem)
+	}
+}
+
 // TestRefusalIsTold: the status says what Kafka says, and of which topic.
 func TestRefusalIsTold(t *testing.T) {
 	w := newLives(t)

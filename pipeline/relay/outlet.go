@@ -183,6 +183,7 @@ type flight struct {
 	heard   time.Time // when the last record was acknowledged or, if later, the epoch began
 	waiting time.Time // since when Kafka has acknowledged nothing of what is in flight
 	lost    int64     // records that failed, ever
+	known   bool      // Kafka has acknowledged a record, ever
 }
 
 // stalledAfter is how long Kafka may acknowledge nothing of what is in flight
@@ -226,8 +227,8 @@ func (f *flight) look() (l flightState) {
 	defer f.mu.Unlock()
 	return flightState{
 		records: f.records, bytes: f.bytes, acked: f.acked, heard: f.heard, err: f.err, lost: f.lost, place: f.place,
-		stalled: f.records > 0 && since(f.now(), f.waiting) > stalledAfter,
-		failed:  f.failed == f.epoch && f.epoch != 0, overdue: f.overdue == f.epoch && f.epoch != 0,
+		stalled: f.records > 0 && since(f.now(), f.waiting) > stalledAfter, unheard: f.records > 0 && !f.known,
+		failed: f.failed == f.epoch && f.epoch != 0, overdue: f.overdue == f.epoch && f.epoch != 0,
 		astray: f.astray == f.epoch && f.epoch != 0,
 	}
 }
@@ -244,6 +245,7 @@ type flightState struct {
 	overdue bool  // a record of the current epoch came too late after the one before
 	astray  bool  // a record of the current epoch does not come after the one before
 	stalled bool  // Kafka acknowledges nothing of what is in flight, for longer than stalledAfter
+	unheard bool  // some are in flight, and Kafka has never acknowledged any
 	place   place // of the current epoch's last record
 }
 
@@ -313,7 +315,7 @@ func (s *sent) end(r *kgo.Record, err error) {
 		if !s.opens && since(now, f.heard) > f.late {
 			f.overdue = max(f.overdue, s.epoch)
 		}
-		f.heard, f.waiting = now, now
+		f.heard, f.waiting, f.known = now, now, true
 	}
 	f.mu.Unlock()
 	f.out.used.Add(-s.bytes)
