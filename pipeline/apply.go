@@ -369,6 +369,7 @@ func (p *partition) forget(k *rank, timestamp int64) {
 	p.counts.add(workersForgotten, 1)
 	p.ranks.Add(-1)
 	p.listing.Delete(k.id())
+	defer k.leaveModel()
 	if p.saver == nil {
 		return
 	}

@@ -21,39 +21,66 @@ type modelKey struct {
 	hasher    index.Hasher
 }
 
-// models holds an index per model. Reading is free of locks.
+// models holds an index per model, as long as a worker-rank is of it: which models
+// there are is then the same before and after a restart. Reading is free of locks.
 type models struct {
 	allowed []ModelConfig // empty: any
 	limit   int
 	make    func(index.Hasher) index.Structure
 
-	mu     sync.Mutex                                // held while adding
+	mu     sync.Mutex                                // held while one comes or goes
+	users  map[*query.Model]int                      // worker-ranks; one more of what is configured
 	byName atomic.Pointer[map[string][]*query.Model] // replaced whole
 }
 
 func newModels(cfg *Config) *models {
-	m := &models{allowed: cfg.Models, limit: cfg.MaxModels, make: cfg.structure}
+	m := &models{allowed: cfg.Models, limit: cfg.MaxModels, make: cfg.structure, users: map[*query.Model]int{}}
 	m.byName.Store(&map[string][]*query.Model{})
-	// Configured models exist before their first record, so that asking for
-	// one is not an error while no worker has it.
+	// Configured models are always there, so that asking for one is not an error
+	// while no worker has it.
 	for _, c := range cfg.Models {
-		m.add(modelKey{c.Name, int32(c.BlockSize), c.Hasher})
+		m.get(modelKey{c.Name, int32(c.BlockSize), c.Hasher})
 	}
 	return m
 }
 
-// get returns the index of a key, made at first use, or allow's error.
+// get returns the index of a key for one worker-rank, until release, made if it is the
+// first; or allow's error.
 func (m *models) get(k modelKey) (*query.Model, error) {
-	if found := m.find(k); found != nil {
-		return found, nil
-	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if err := m.allow(k); err != nil {
 		return nil, err
 	}
-	return m.add(k)
+	x := m.find(k)
+	if x == nil {
+		x = &query.Model{Name: k.name, BlockSize: int(k.blockSize), Hasher: k.hasher, Index: index.New(m.make(k.hasher))}
+		next := maps.Clone(*m.byName.Load())
+		next[k.name] = append(slices.Clip(next[k.name]), x)
+		m.byName.Store(&next)
+	}
+	m.users[x]++
+	return x, nil
 }
 
-// allow returns an error if the settings do not let get make the key's index.
+// release gives back what get returned. The index goes with its last worker-rank.
+func (m *models) release(x *query.Model) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.users[x]--; m.users[x] > 0 {
+		return
+	}
+	delete(m.users, x)
+	next := maps.Clone(*m.byName.Load())
+	if left := slices.DeleteFunc(slices.Clone(next[x.Name]), func(y *query.Model) bool { return x == y }); len(left) > 0 {
+		next[x.Name] = left
+	} else {
+		delete(next, x.Name)
+	}
+	m.byName.Store(&next)
+}
+
+// allow returns an error if the settings do not let the key's index be made.
 func (m *models) allow(k modelKey) error {
 	if m.find(k) != nil {
 		return nil
@@ -79,22 +106,6 @@ func (m *models) find(k modelKey) *query.Model {
 		}
 	}
 	return nil
-}
-
-func (m *models) add(k modelKey) (*query.Model, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if found := m.find(k); found != nil {
-		return found, nil
-	}
-	if err := m.room(k); err != nil {
-		return nil, err
-	}
-	x := &query.Model{Name: k.name, BlockSize: int(k.blockSize), Hasher: k.hasher, Index: index.New(m.make(k.hasher))}
-	next := maps.Clone(*m.byName.Load())
-	next[k.name] = append(slices.Clip(next[k.name]), x)
-	m.byName.Store(&next)
-	return x, nil
 }
 
 // resolve finds the model a query means. blockSize 0 and hasher "" mean the only one.

@@ -146,6 +146,7 @@ func (p *partition) Drop(reason error) {
 			if k.blocks != nil {
 				k.blocks.Retire()
 			}
+			k.leaveModel()
 			p.listing.Delete(k.id())
 		}
 		p.stage.owners.release(name, w)

@@ -379,6 +379,7 @@ func (p *partition) unload(k *rank) {
 	if k.blocks != nil {
 		k.blocks.Retire()
 	}
+	k.leaveModel()
 	w := k.worker
 	for i, other := range w.ranks {
 		if other == k {

@@ -24,6 +24,7 @@ import (
 
 	"kvindex/consumer"
 	"kvindex/index"
+	"kvindex/pipeline/query"
 	"kvindex/pipeline/verify"
 	"kvindex/schemas"
 	"kvindex/snapshot"
@@ -520,6 +521,15 @@ func (s *story) fresh() error {
 
 // check compares an instance that is at the log's end with the oracle.
 func (s *story) check(d *duelist) error {
+	users := map[*query.Model]int{}
+	for _, w := range d.workers {
+		for _, k := range w.ranks {
+			users[k.model]++
+		}
+	}
+	if !maps.Equal(users, d.stage.models.users) {
+		return fmt.Errorf("worker-ranks of the models are %v, counted are %v", users, d.stage.models.users)
+	}
 	in := &instance{Stage: d.stage, r: &rig{t: s.t}}
 	exact := !s.damaged || s.start == 0
 	switch {

@@ -188,8 +188,24 @@ func TestModels(t *testing.T) {
 		}
 		make(t, m, dynamo) // is there
 	})
-	t.Run("only those configured, which are there from the start", func(t *testing.T) {
+	t.Run("an index goes with its last worker-rank, and leaves room", func(t *testing.T) {
+		m := start(2)
+		make(t, m, flash, flash, dynamo)
+		first := m.find(flash)
+		m.release(first)
+		if m.find(flash) != first {
+			t.Error("gone while one is of it")
+		}
+		m.release(first)
+		if m.find(flash) != nil || m.find(dynamo) == nil {
+			t.Error("there, or gone with another")
+		}
+		make(t, m, wide)
+	})
+	t.Run("only those configured, which are there from the start and stay", func(t *testing.T) {
 		m := start(9, ModelConfig{"m", 16, index.Flash})
+		make(t, m, flash)
+		m.release(m.find(flash))
 		if x, err := m.resolve("m", 0, ""); err != nil || x.BlockSize != 16 {
 			t.Errorf("%+v, %v; want the one configured", x, err)
 		}
@@ -230,6 +246,33 @@ func TestModels(t *testing.T) {
 				t.Errorf("model %+v, want %s with blocks of %d", x, c.ask, c.blockSize)
 			}
 		})
+	}
+}
+
+// A fleet that changes its block size is ambiguous only as long as workers of the old
+// one are known.
+func TestModelOfForgottenWorkers(t *testing.T) {
+	f := newFeed(t)
+	f.apply(stored(nil, locals(1, 3)...))
+	grace := f.p.stage.cfg.WorkerGrace
+	now := f.record.Timestamp
+	speak := func(after time.Duration) {
+		f.record.Timestamp = now.Add(after)
+		f.apply(stored(nil, locals(1, 3)...))
+	}
+	f.batch.Worker, f.batch.BlockSize, f.batch.Seq = []byte("worker-2"), 32, -1
+	f.record.Key = f.batch.Worker
+	speak(0)
+	if _, err := f.p.stage.models.resolve("m", 0, ""); !errors.Is(err, query.ErrAmbiguousModel) {
+		t.Errorf("two block sizes: %v", err)
+	}
+	speak(grace) // retired
+	if _, err := f.p.stage.models.resolve("m", 64, ""); err != nil {
+		t.Errorf("retired: %v", err)
+	}
+	speak(2 * grace) // and forgotten
+	if x, err := f.p.stage.models.resolve("m", 0, ""); err != nil || x.BlockSize != 32 {
+		t.Errorf("%+v, %v, want blocks of 32", x, err)
 	}
 }
 

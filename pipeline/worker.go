@@ -92,7 +92,7 @@ func (k *rank) publish() {
 	k.status.Store(&rankStatus{model: k.model, epoch: k.epoch, retired: k.retired, unknown: k.past != nil, gone: k.retired && k.retiredAt == forgottenAt})
 }
 
-// begin starts an epoch from an empty cache. beginsAfter follows.
+// begin starts an epoch from an empty cache, of a model got for it. beginsAfter follows.
 func (k *rank) begin(b *schemas.Batch, m *query.Model, timestamp int64) {
 	if k.blocks != nil && k.model != m {
 		k.blocks.Retire()
@@ -103,12 +103,21 @@ func (k *rank) begin(b *schemas.Batch, m *query.Model, timestamp int64) {
 	} else {
 		k.blocks = m.Index.AddWorker(k.worker.name, k.number, k)
 	}
+	k.leaveModel()
 	k.model = m
 	k.producer = string(b.Producer)
 	k.epoch, k.epochStarted = b.Epoch, timestamp
 	k.seq.Store(-1)
 	k.retired, k.retiredAt = false, 0
 	k.incomplete.Store(false)
+}
+
+// leaveModel has the rank be of no model, as one that is not known any more.
+func (k *rank) leaveModel() {
+	if k.model != nil {
+		k.partition.stage.models.release(k.model)
+		k.model = nil
+	}
 }
 
 // retire empties the rank for good; epoch and seq stay, so that a late record

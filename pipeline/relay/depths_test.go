@@ -912,30 +912,6 @@ func (s *depthsStory) compareRank(r *depthsRank) {
 		s.Errorf("rank %d: incomplete, though nothing is lost", r.number)
 	}
 	exact := r.feed.whole && !s.collide
-	dbgN[0]++
-	if exact {
-		dbgN[1]++
-	}
-	for t := range mind {
-		if len(mind[t]) > 0 {
-			dbgN[2+t]++
-		}
-	}
-	if r.up == nil {
-		dbgN[6]++
-	}
-	if s.gentle {
-		dbgN[7]++
-	}
-	for c := range causes {
-		dbgC[c] += int(r.feed.counts.epochs[c].Load())
-	}
-	for c := range engine.Reasons {
-		dbgR[c] += int(r.feed.counts.reasons[c].Load())
-	}
-	for c := range r.counts {
-		dbgS[c] += int(r.counts[c].Load())
-	}
 	h := index.BlockHasher{BlockSize: depthsBlockSize}
 	for _, f := range s.families {
 		for _, leaf := range treeLeaves {
@@ -1073,21 +1049,4 @@ func TestDepths(t *testing.T) {
 			t.Fatalf("again: go test -run TestDepths ./pipeline/relay -depths.seed %d -depths.stories 1", seed)
 		}
 	}
-}
-
-var dbgN [10]int
-var dbgC [causes]int
-var dbgR [engine.Reasons]int
-var dbgS [numStreamCounters]int
-
-func TestZZ(t *testing.T) {
-	fmt.Println(dbgN)
-	for c := range causes {
-		fmt.Print(c, dbgC[c], " ")
-	}
-	fmt.Println()
-	for c := range engine.Reasons {
-		fmt.Print(engine.Reason(c), dbgR[c], " ")
-	}
-	fmt.Println(dbgS)
 }
