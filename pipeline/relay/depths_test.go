@@ -521,8 +521,8 @@ type depthsRank struct {
 	replay  bool // there is a replay endpoint
 	engines map[int]*madeUp
 	feed    *feed
-	counts  *streamCounts
-	old     [][]byte // checkpoints
+	counts  streamCounts // of all lives
+	old     [][]byte     // checkpoints
 	reader  reader
 }
 
@@ -637,13 +637,13 @@ func (s *depthsStory) start() {
 			}
 			return nil
 		}
-		r.feed, r.counts = f, &streamCounts{}
+		r.feed = f
 		pos, _ := f.restore()
 		var dealer asker
 		if r.replay {
 			dealer = fakeDealer{r.world}
 		}
-		stream := newStream(c.logger, f, fakeSub{r.world}, dealer, pos, r.counts, newStreamStatus())
+		stream := newStream(c.logger, f, fakeSub{r.world}, dealer, pos, &r.counts, newStreamStatus())
 		r.before = func(string) { s.happens(r) }
 		s.lives.Go(func() {
 			time.Sleep(time.Duration(i+1) * time.Millisecond)
