@@ -156,6 +156,17 @@ func (p *partition) addRank(w *worker, number int32, offset int64) *rank {
 	return k
 }
 
+// unlist takes a rank out of the index and the listing: addRank's counterpart, but for
+// its worker's ranks.
+func (p *partition) unlist(k *rank) {
+	if k.blocks != nil {
+		k.blocks.Retire()
+	}
+	k.leaveModel()
+	p.ranks.Add(-1)
+	p.listing.Delete(k.id())
+}
+
 func batchModel(b *schemas.Batch) modelKey {
 	return modelKey{string(b.Model), b.BlockSize, b.Hasher}
 }
@@ -367,9 +378,7 @@ func (k *rank) expiry(grace int64) int64 {
 // remembered too.
 func (p *partition) forget(k *rank, timestamp int64) {
 	p.counts.add(workersForgotten, 1)
-	p.ranks.Add(-1)
-	p.listing.Delete(k.id())
-	defer k.leaveModel()
+	defer p.unlist(k) // what it says of itself comes first
 	if p.saver == nil {
 		return
 	}

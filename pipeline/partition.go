@@ -143,11 +143,7 @@ func (p *partition) Tick(now time.Time) error {
 func (p *partition) Drop(reason error) {
 	for name, w := range p.workers {
 		for _, k := range w.ranks {
-			if k.blocks != nil {
-				k.blocks.Retire()
-			}
-			k.leaveModel()
-			p.listing.Delete(k.id())
+			p.unlist(k)
 		}
 		p.stage.owners.release(name, w)
 	}
@@ -156,7 +152,6 @@ func (p *partition) Drop(reason error) {
 	clear(p.lost)
 	clear(p.spoiled)
 	p.lostAll, p.untimed = nil, nil
-	p.ranks.Store(0)
 	p.position, p.leaderEpoch, p.nextExpiry = 0, -1, never
 	p.clock.reset()
 	p.save.incarnation++

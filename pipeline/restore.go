@@ -132,7 +132,7 @@ func (p *partition) fromStart(bounds consumer.Bounds) int64 {
 // start. again has the table filled with what came to the topic since.
 func (p *partition) loadTable(table *snapshot.Table, bounds consumer.Bounds, again func() error) (int64, error) {
 	began := time.Now()
-	start, damaged := p.loadRanks(table, bounds)
+	start, newest, damaged := p.loadRanks(table, bounds)
 	if len(damaged) > 0 {
 		// A slow reader can meet a round that compaction took apart under it. All are
 		// loaded anew, so that the ranks of a worker are of one moment.
@@ -140,10 +140,9 @@ func (p *partition) loadTable(table *snapshot.Table, bounds consumer.Bounds, aga
 			return 0, err
 		}
 		p.Drop(nil)
-		start, damaged = p.loadRanks(table, bounds)
+		start, newest, damaged = p.loadRanks(table, bounds)
 	}
 	p.loading = time.Since(began)
-	newest := newestW(table)
 	for _, d := range damaged {
 		p.counts.add(restoresDamaged, 1)
 		p.damaged(table, d.id, bounds, start, newest, d.err)
@@ -167,8 +166,8 @@ type damagedRank struct {
 }
 
 // loadRanks loads the worker-ranks of a table into an empty partition and returns
-// where to start.
-func (p *partition) loadRanks(table *snapshot.Table, bounds consumer.Bounds) (start int64, damaged []damagedRank) {
+// where to start, and newestW.
+func (p *partition) loadRanks(table *snapshot.Table, bounds consumer.Bounds) (start int64, newest map[string]int64, damaged []damagedRank) {
 	p.loaded = 0
 	floor, hasFloor := table.Floor()
 	for _, id := range table.IDs() {
@@ -184,13 +183,13 @@ func (p *partition) loadRanks(table *snapshot.Table, bounds consumer.Bounds) (st
 			p.lostAll = p.loses(floor.Offset, floor.PastLostAt)
 		}
 	}
-	newest := newestW(table)
+	newest = newestW(table)
 	for _, id := range table.IDs() {
 		if err := p.loadRank(table, id, bounds, newest); err != nil {
 			damaged = append(damaged, damagedRank{id, err})
 		}
 	}
-	return start, damaged
+	return start, newest, damaged
 }
 
 // newestW returns of each worker the greatest W of its ranks. All of them are
@@ -376,10 +375,7 @@ func (p *partition) restored(m *schemas.Manifest) (*rank, error) {
 
 // unload takes back a worker-rank whose blocks turned out to be damaged.
 func (p *partition) unload(k *rank) {
-	if k.blocks != nil {
-		k.blocks.Retire()
-	}
-	k.leaveModel()
+	p.unlist(k)
 	w := k.worker
 	for i, other := range w.ranks {
 		if other == k {
@@ -387,6 +383,4 @@ func (p *partition) unload(k *rank) {
 			break
 		}
 	}
-	p.ranks.Add(-1)
-	p.listing.Delete(k.id())
 }
