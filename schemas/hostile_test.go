@@ -104,10 +104,52 @@ func TestHostileBatches(t *testing.T) {
 	}
 }
 
+// A manifest is refused for a value out of range whatever else is right with it,
+// and goavro takes only what isStricter names.
+func TestHostileManifests(t *testing.T) {
+	// with is a manifest whose numbers, as they stand in it, are given; its
+	// checksum is right.
+	with := func(rank int64, retired byte, crcs ...int64) []byte {
+		b := raw(manifestSchema.header[:]).long(SnapshotFormat).text("w").long(rank, 1, 2, 3).bytes(make([]byte, 16)...)
+		b = b.long(8).text("m").long(16, 0, 1, 1, 0).text("p").long(1, 1).bytes(0).long(0).bytes(0, retired).long(0, 1, 10)
+		b = b.long(int64(len(crcs))).long(crcs...)
+		if len(crcs) > 0 {
+			b = b.long(0)
+		}
+		return appendCheck(b, 0)
+	}
+	for _, c := range []struct {
+		name  string
+		value []byte
+		want  error
+	}{
+		{"nothing wrong", with(0, 0, 0, 1, math.MaxUint32), nil},
+		{"rank beyond 32 bits", with(1<<31, 0, 7), errInt},
+		{"rank below 32 bits", with(-1<<31-1, 0, 7), errInt},
+		{"boolean of 2", with(0, 2, 7), errBool},
+		{"boolean of 255", with(0, 255, 7), errBool},
+		{"CRC-32C of -1", with(0, 0, -1), errCRC},
+		{"CRC-32C of 33 bits", with(0, 0, 7, 1<<32), errCRC},
+		{"CRC-32C of -2^63", with(0, 0, math.MinInt64, 7), errCRC},
+		{"CRC-32C of 2^63-1", with(0, 0, math.MaxInt64), errCRC},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var m Manifest
+			err := DecodeManifest(&m, c.value)
+			if !errors.Is(err, c.want) {
+				t.Errorf("error %v, want %v", err, c.want)
+			}
+			if _, rest, goavroErr := manifestSchema.NativeFromBinary(c.value[headerBytes:]); (goavroErr == nil && len(rest) == 0) != (err == nil || isStricter(err)) {
+				t.Errorf("goavro: %v and %d bytes left over, here: %v", goavroErr, len(rest), err)
+			}
+		})
+	}
+}
+
 // isStricter reports whether err is one of the documented cases that only
 // goavro takes.
 func isStricter(err error) bool {
-	for _, target := range []error{errVarint, errInt, errBlockSize, errUTF8, ErrTooLarge} {
+	for _, target := range []error{errVarint, errInt, errBlockSize, errUTF8, errCRC, ErrTooLarge} {
 		if errors.Is(err, target) {
 			return true
 		}
