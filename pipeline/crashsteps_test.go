@@ -54,8 +54,12 @@ func roots(first, n int) (events []schemas.Event, hashes []index.SeqHash) {
 	return events, hashes
 }
 
-// chunkRoots is more roots than a chunk holds and less than two do.
-const chunkRoots = 16_000
+// Chunks are small here, so that a few blocks make several: chunkRoots is more
+// roots than one of smallChunk bytes holds and less than two do.
+const (
+	smallChunk = 8 << 10
+	chunkRoots = 250
+)
 
 // errKilledByTest is the error of a hook that kills.
 var errKilledByTest = errors.New("killed by the test")
@@ -97,7 +101,7 @@ func TestWriterKilledAfterEveryStep(t *testing.T) {
 			send(w.idle.at(now, stored(nil, chain[:10]...)), w.idle1.at(now, stored(nil, chain[:20]...)),
 				w.gone.at(now, stored(nil, chain[:15]...)), w.gone1.at(now, stored(nil, chain[:16]...)), w.old.at(now, stored(nil, chain...)))
 		}
-		one := r.start()
+		one := r.start(func(s *Stage) { s.chunkBytes = smallChunk })
 		one.same(1, 50)
 		one.saved()
 		one.abandon()
@@ -119,6 +123,7 @@ func TestWriterKilledAfterEveryStep(t *testing.T) {
 		steps := make([][]snapshot.Step, partitions)
 		ended := make([]bool, partitions) // killed, or the round is over
 		two := r.start(func(s *Stage) {
+			s.chunkBytes = smallChunk
 			s.policy.MaxAge, s.policy.MinBytes = time.Nanosecond, 1
 			s.hook = func(n int32, step snapshot.Step) error {
 				mu.Lock()
@@ -186,7 +191,7 @@ func TestWriterKilledAfterEveryStep(t *testing.T) {
 		for n, floor := range r.floors() {
 			testcontainers.DeleteRecords(t, b, r.cfg.Topic, int32(n), floor)
 		}
-		four := r.start()
+		four := r.start(func(s *Stage) { s.chunkBytes = smallChunk })
 		four.same(4, 200)
 		four.whole()
 		for _, w := range all {

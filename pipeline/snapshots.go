@@ -250,7 +250,7 @@ func (p *partition) nextRound(now time.Time, budget *snapshot.Budget, all bool) 
 			r.Refreshes = append(r.Refreshes, snapshot.Refresh{Manifest: m, Changed: k.changedAt})
 			continue
 		}
-		packed := s.packed()
+		packed := s.packed(p.stage.chunkBytes)
 		if k.blocks != nil {
 			k.blocks.Dump(packed.Add)
 		}
@@ -299,14 +299,14 @@ func (p *partition) withSiblings(picks []snapshot.Pick, workers map[string]bool)
 	return picks
 }
 
-func (s *saving) packed() *snapshot.Packed {
+func (s *saving) packed(chunkBytes int) *snapshot.Packed {
 	if n := len(s.free); n > 0 {
 		packed := s.free[n-1]
 		s.free = s.free[:n-1]
 		packed.Reset()
 		return packed
 	}
-	return new(snapshot.Packed)
+	return &snapshot.Packed{ChunkBytes: chunkBytes}
 }
 
 // freePacked bounds the buffers kept for the next round.

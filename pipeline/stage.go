@@ -51,6 +51,7 @@ type Stage struct {
 	// For tests.
 	beforeRecord func(partition int32, offset int64)
 	hook         func(partition int32, step snapshot.Step) error
+	chunkBytes   int           // the most that the chains of a snapshot's chunk take; 0: what snapshot.Packed says
 	saveRetry    time.Duration // pause before a duty is taken up again
 	topicPause   time.Duration // pause before a missing snapshot topic is asked for again
 }

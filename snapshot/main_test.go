@@ -129,7 +129,7 @@ const smallChunk = 512
 
 // pack packs a root chain as an index dumps it, block by block.
 func pack(chain []index.LocalHash) *Packed {
-	p := &Packed{limit: smallChunk}
+	p := &Packed{ChunkBytes: smallChunk}
 	var parent index.SeqHash
 	for i, seq := range index.Chain(nil, chain) {
 		p.Add(index.Device, index.Stored{Parent: parent, HasParent: i > 0, Position: int32(i), Locals: chain[i : i+1]})

@@ -8,9 +8,9 @@ import (
 )
 
 const (
-	// chunkBytes is the most that the chains of a chunk take when encoded. The
-	// rest of 512 KiB is for the worker's name and the chunk's other fields.
-	chunkBytes = 511 << 10
+	// defaultChunkBytes leaves the rest of 512 KiB to the worker's name and the
+	// chunk's other fields.
+	defaultChunkBytes = 511 << 10
 	// chainOverhead is the most that a chain takes besides its hashes: tier 1,
 	// parent 9, position 6, two counts and their ends 10.
 	chainOverhead = 26
@@ -22,10 +22,13 @@ const (
 // again; encoding is left to the Writer. A Packed can be reset and used again,
 // and then allocates only for what it has not held before.
 type Packed struct {
+	// ChunkBytes is the most that the chains of a chunk take when encoded, 511 KiB
+	// if it is 0. It is set before the first Add.
+	ChunkBytes int
+
 	chunks []packedChunk // the first n are in use
 	n      int
 	blocks int64
-	limit  int // encoded bytes of a chunk's chains; 0: chunkBytes
 
 	// The last block added, which the next one may continue.
 	tier   index.Tier
@@ -138,10 +141,10 @@ func (p *Packed) push(hasParent bool, parent index.SeqHash) {
 }
 
 func (p *Packed) most() int {
-	if p.limit > 0 {
-		return p.limit
+	if p.ChunkBytes > 0 {
+		return p.ChunkBytes
 	}
-	return chunkBytes
+	return defaultChunkBytes
 }
 
 func (p *Packed) last() *packedChunk { return &p.chunks[p.n-1] }

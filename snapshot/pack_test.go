@@ -131,7 +131,7 @@ func TestPackRoundTrip(t *testing.T) {
 		{"several opaque chunks", chainOf(0, false, 0, 500, true), 17},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			p := &Packed{limit: smallChunk}
+			p := &Packed{ChunkBytes: smallChunk}
 			for range 2 { // the second time in the first one's storage
 				p.Reset()
 				var want []block
@@ -186,7 +186,7 @@ func chainOf(tier index.Tier, orphan bool, position int32, n int, opaque bool) f
 func TestPackRandom(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 200 {
-		p := &Packed{limit: smallChunk}
+		p := &Packed{ChunkBytes: smallChunk}
 		var want []block
 		var b block
 		for range rng.IntN(400) {
@@ -232,7 +232,7 @@ func TestPackChunkSize(t *testing.T) {
 	for i := range 3 {
 		p.Add(index.Device, index.Stored{Position: 0, Locals: locals(i, 150_000)})
 	}
-	if got := len(encode(t, &p, chunkBytes)); got != 450_000 || p.Chunks() != 7 {
+	if got := len(encode(t, &p, defaultChunkBytes)); got != 450_000 || p.Chunks() != 7 {
 		t.Errorf("%d blocks in %d chunks, want 450000 in 7", got, p.Chunks())
 	}
 }
