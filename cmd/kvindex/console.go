@@ -65,6 +65,13 @@ func (c *console) given() map[string]bool {
 	return names
 }
 
+// printSettings writes each setting, its value and where that is from.
+func (c *console) printSettings() {
+	for _, s := range c.settings {
+		fmt.Fprintf(c.out, "%-21s %-40s %s\n", s.name, s.value, s.from)
+	}
+}
+
 // style is how a file may be written to.
 type style struct {
 	terminal bool // lines may be written over

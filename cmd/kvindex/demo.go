@@ -389,7 +389,7 @@ func (d *demo) traffic(ctx context.Context, n int) error {
 	live, quiet := context.WithCancel(ctx)
 	var beating sync.WaitGroup
 	beating.Go(func() { d.sim.producer.Heartbeats(live, d.cfg.sim.heartbeat) })
-	_, err := d.sim.serve(ctx, d.trace, n, func() { d.show.status(d.now) })
+	err := d.sim.serve(ctx, d.trace, n, func() { d.show.status(d.now) })
 	quiet()
 	beating.Wait() // from here on no record is sent
 	if err == nil {

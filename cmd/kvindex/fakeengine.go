@@ -183,7 +183,7 @@ func serveControl(address string, e *fakeengine.Engine) (url string, stop func()
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := s.Serve(l); err != http.ErrServerClosed {
+		if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			slog.Error("the control is gone", "error", err)
 		}
 	}()

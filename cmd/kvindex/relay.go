@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -78,9 +79,7 @@ func relayCommand() command {
 		},
 		run: func(ctx context.Context, con *console, _ []string) error {
 			if check {
-				for _, s := range con.settings {
-					fmt.Fprintf(con.out, "%-18s %-40s %s\n", s.name, s.value, s.from)
-				}
+				con.printSettings()
 			}
 			if err := engines(con, file, one, &cfg); err != nil {
 				return usageError{err}
@@ -91,7 +90,7 @@ func relayCommand() command {
 			if check {
 				for i, e := range cfg.Engines {
 					fmt.Fprintf(con.out, "engine %d: %s of worker %s, ranks %d to %d, model %s, blocks of %d tokens, hasher %s, events %s, replay %s\n",
-						i+1, e.Kind, e.Worker, e.FirstRank, e.FirstRank+e.Ranks-1, e.Model, e.BlockSize, e.Hasher, e.Events, orNone(e.Replay))
+						i+1, e.Kind, e.Worker, e.FirstRank, e.FirstRank+e.Ranks-1, e.Model, e.BlockSize, e.Hasher, e.Events, cmp.Or(e.Replay, "none"))
 				}
 				return nil
 			}
@@ -108,13 +107,6 @@ func relayCommand() command {
 			return r.Run(ctx)
 		},
 	}
-}
-
-func orNone(s string) string {
-	if s == "" {
-		return "none"
-	}
-	return s
 }
 
 // engines sets the configuration's engines from the file, or else from the flags.
@@ -212,6 +204,3 @@ func tierOf(name string) (index.Tier, bool) {
 	}
 	return 0, false
 }
-
-// errEngines: the engines file as a whole is not one.
-var errEngines = errors.New("want a list under the one key engines")

@@ -66,6 +66,9 @@ var engineKeys = []engineKey{
 // maxEnginesFile bounds the file, in bytes.
 const maxEnginesFile = 16 << 20
 
+// errEngines says that a file is no list of engines.
+var errEngines = errors.New("want a list under the one key engines")
+
 // enginesFile is what is in the file; an unknown key's error names it.
 type enginesFile struct {
 	Engines []yaml.Node `yaml:"engines"`

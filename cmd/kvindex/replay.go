@@ -141,17 +141,18 @@ func (c *replayConfig) run(ctx context.Context, con *console) error {
 		s.producer.Heartbeats(live, c.sim.heartbeat)
 	}()
 
-	bounded, cancel := context.WithCancel(ctx)
+	bounded := ctx
 	if c.duration > 0 {
+		var cancel context.CancelFunc
 		bounded, cancel = context.WithTimeout(ctx, c.duration)
+		defer cancel()
 	}
-	defer cancel()
 	total := c.synthetic // requests; 0 if not known
 	if c.limit > 0 && (total == 0 || c.limit < total) {
 		total = c.limit
 	}
 	p := newProgress(con, s, total)
-	_, runErr := s.serve(bounded, trace, c.limit, p.step)
+	runErr := s.serve(bounded, trace, c.limit, p.step)
 	p.end()
 	if bounded.Err() != nil && errors.Is(runErr, bounded.Err()) {
 		runErr = nil // the time is up, or the user's patience: not a failure

@@ -265,8 +265,9 @@ func TestReplayFailsOpen(t *testing.T) {
 	until := func(what string, happened func() bool) {
 		t.Helper()
 		for !happened() {
-			if n, err := s.serve(ctx, trace, 1, nil); n != 1 || err != nil {
-				t.Fatalf("%s: served %d: %v", what, n, err)
+			served := 0
+			if err := s.serve(ctx, trace, 1, func() { served++ }); served != 1 || err != nil {
+				t.Fatalf("%s: served %d: %v", what, served, err)
 			}
 		}
 	}

@@ -46,8 +46,8 @@ func (s *screen) status(text func() string) {
 		fmt.Fprintln(s.w, t)
 		return
 	}
-	if max := s.style.width() - 1; utf8.RuneCountInString(t) > max {
-		t = string([]rune(t)[:max])
+	if room := s.style.width() - 1; utf8.RuneCountInString(t) > room {
+		t = string([]rune(t)[:room])
 	}
 	s.shown = true
 	fmt.Fprint(s.w, "\r\x1b[K"+s.style.faint(t))

@@ -79,9 +79,7 @@ func serveCommand() command {
 		},
 		run: func(ctx context.Context, con *console, _ []string) error {
 			if check {
-				for _, s := range con.settings {
-					fmt.Fprintf(con.out, "%-21s %-40s %s\n", s.name, s.value, s.from)
-				}
+				con.printSettings()
 			}
 			if err := errors.Join(cfg.Validate(), kafka.Validate()); err != nil {
 				return usageError{err}

@@ -136,22 +136,19 @@ func (s *sim) close() {
 	}
 }
 
-// serve serves up to limit requests (0: all) and returns how many it served.
-// served, if not nil, is called after each. The trace's clock starts at the first request.
-func (s *sim) serve(ctx context.Context, trace fleet.Requests, limit int, served func()) (int, error) {
+// serve serves up to limit requests (0: all). served, if not nil, is called after
+// each. The trace's clock starts at the first request.
+func (s *sim) serve(ctx context.Context, trace fleet.Requests, limit int, served func()) error {
 	defer func() { s.ended = time.Now() }()
 	var start time.Time
 	var first int64
-	for n := 0; ; n++ {
-		if limit > 0 && n == limit {
-			return n, nil
-		}
+	for n := 0; limit == 0 || n < limit; n++ {
 		r, err := trace.Next()
 		if err == io.EOF {
-			return n, nil
+			return nil
 		}
 		if err != nil {
-			return n, err
+			return err
 		}
 		if n == 0 {
 			start, first = time.Now(), r.Timestamp
@@ -159,16 +156,17 @@ func (s *sim) serve(ctx context.Context, trace fleet.Requests, limit int, served
 		if s.cfg.speed > 0 {
 			at := start.Add(time.Duration(float64(r.Timestamp-first) / s.cfg.speed * float64(time.Millisecond)))
 			if err := sleepUntil(ctx, at); err != nil {
-				return n, err
+				return err
 			}
 		}
 		if err := s.request(ctx, r); err != nil {
-			return n, err
+			return err
 		}
 		if served != nil {
 			served()
 		}
 	}
+	return nil
 }
 
 // sleepUntil waits until the clock reaches t or ctx ends.

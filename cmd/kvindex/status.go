@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -132,10 +133,7 @@ func printStatus(con *console, st *pb.StatusResponse) error {
 
 func printWorkers(w io.Writer, workers []*pb.WorkerStatus) error {
 	slices.SortFunc(workers, func(a, b *pb.WorkerStatus) int {
-		if c := strings.Compare(a.Worker, b.Worker); c != 0 {
-			return c
-		}
-		return int(a.DpRank - b.DpRank)
+		return cmp.Or(cmp.Compare(a.Worker, b.Worker), cmp.Compare(a.DpRank, b.DpRank))
 	})
 	var rows [][]string
 	for _, k := range workers {

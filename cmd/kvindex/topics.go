@@ -299,9 +299,9 @@ func (c *topicsConfig) check(ctx context.Context, adm *kadm.Client) (topicsRepor
 				wrong(c.topic, "message.timestamp.type is %s, must be LogAppendTime: how long a worker has been silent is told by the broker's clock", ts)
 			}
 			asked := c.eventsSettings()
-			for _, r := range []struct{ flag, key string }{{"retention", "retention.ms"}, {"retention-bytes", "retention.bytes"}} {
-				if want := asked[r.key]; c.asked[r.flag] && want != "" && get(r.key) != want {
-					wrong(c.topic, "%s is %s, not the %s asked for", r.key, get(r.key), want)
+			for _, f := range []struct{ flag, key string }{{"retention", "retention.ms"}, {"retention-bytes", "retention.bytes"}} {
+				if want := asked[f.key]; c.asked[f.flag] && want != "" && get(f.key) != want {
+					wrong(c.topic, "%s is %s, not the %s asked for", f.key, get(f.key), want)
 				}
 			}
 		})
@@ -314,7 +314,7 @@ func (c *topicsConfig) check(ctx context.Context, adm *kadm.Client) (topicsRepor
 			if p := get("cleanup.policy"); p != "compact" {
 				wrong(c.snapshotTopic, "cleanup.policy is %s, must be compact: snapshots must neither be deleted by age nor pile up", p)
 			}
-			for _, min := range []struct {
+			for _, least := range []struct {
 				key string
 				is  time.Duration
 				why string
@@ -322,9 +322,9 @@ func (c *topicsConfig) check(ctx context.Context, adm *kadm.Client) (topicsRepor
 				{"min.compaction.lag.ms", minCompactionLag, "a restore must not have records compacted away under it"},
 				{"delete.retention.ms", deleteRetention, "a reader that is late must still see what was deleted"},
 			} {
-				v, err := strconv.ParseInt(get(min.key), 10, 64)
-				if err != nil || v < min.is.Milliseconds() {
-					wrong(c.snapshotTopic, "%s is %s, must be at least %d: %s", min.key, get(min.key), min.is.Milliseconds(), min.why)
+				v, err := strconv.ParseInt(get(least.key), 10, 64)
+				if err != nil || v < least.is.Milliseconds() {
+					wrong(c.snapshotTopic, "%s is %s, must be at least %d: %s", least.key, get(least.key), least.is.Milliseconds(), least.why)
 				}
 			}
 		})
