@@ -80,9 +80,9 @@ func (f clientFiles) config(serverName string) (*tls.Config, error) {
 // that of the flags.
 func checkFiles(prefix string, on bool, caFile, certFile, keyFile string) error {
 	var errs []error
-	for name, file := range map[string]string{"ca-file": caFile, "cert-file": certFile, "key-file": keyFile} {
-		if file != "" && !on {
-			errs = append(errs, fmt.Errorf("%s%s: given without %[1]stls", prefix, name))
+	for _, f := range []struct{ name, path string }{{"ca-file", caFile}, {"cert-file", certFile}, {"key-file", keyFile}} {
+		if f.path != "" && !on {
+			errs = append(errs, fmt.Errorf("%s%s: given without %[1]stls", prefix, f.name))
 		}
 	}
 	if (certFile == "") != (keyFile == "") {
