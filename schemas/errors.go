@@ -34,10 +34,9 @@ var (
 	errInt       = fmt.Errorf("%w: int of more than 32 bits", ErrInvalid)
 	errBlockSize = errors.New("block size in bytes is not the block's")
 	errUTF8      = fmt.Errorf("%w: string is not UTF-8", ErrInvalid)
+	errBool      = fmt.Errorf("%w: boolean is neither 0 nor 1", ErrInvalid)
 	errCRC       = fmt.Errorf("%w: CRC-32C negative or of more than 32 bits", ErrInvalid)
 )
-
-var errBool = fmt.Errorf("%w: boolean is neither 0 nor 1", ErrInvalid)
 
 // UnknownSchemaError tells which schema is missing.
 type UnknownSchemaError struct {

@@ -3,6 +3,7 @@
 package testcontainers
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -191,7 +192,7 @@ func offsetsOf(ctx context.Context, adm *kadm.Client, topic string, list listOff
 		return nil, fmt.Errorf("list offsets of topic %s: %w", topic, err)
 	}
 	sorted := listed.Offsets().Sorted()
-	slices.SortFunc(sorted, func(a, b kadm.Offset) int { return int(a.Partition - b.Partition) })
+	slices.SortFunc(sorted, func(a, b kadm.Offset) int { return cmp.Compare(a.Partition, b.Partition) })
 	out := make([]int64, len(sorted))
 	for i, o := range sorted {
 		out[i] = o.At
