@@ -4,13 +4,13 @@ package fleet
 
 import "kvindex/index"
 
-// Cache is a worker's prefix cache: a fixed number of blocks, the least
+// cache is a worker's prefix cache: a fixed number of blocks, the least
 // recently used going first and never before the blocks that follow it.
 //
 // Each request uses its whole prefix, so keeping the blocks of a request in
 // order, first block most recent, is enough: of a block and one after it, the
 // latter is always nearer the end of the list.
-type Cache struct {
+type cache struct {
 	capacity int
 	at       map[index.SeqHash]int32
 	nodes    []node // nodes[0] is the ring's head: next is most, prev least recently used
@@ -22,22 +22,13 @@ type node struct {
 	prev, next int32
 }
 
-// NewCache returns an empty cache of that many blocks.
-func NewCache(capacity int) *Cache {
-	return &Cache{capacity: capacity, at: map[index.SeqHash]int32{}, nodes: make([]node, 1)}
+// newCache returns an empty cache of that many blocks.
+func newCache(capacity int) *cache {
+	return &cache{capacity: capacity, at: map[index.SeqHash]int32{}, nodes: make([]node, 1)}
 }
 
-// Len returns how many blocks the cache holds.
-func (c *Cache) Len() int { return len(c.at) }
-
-// Holds reports whether a block is cached.
-func (c *Cache) Holds(h index.SeqHash) bool {
-	_, ok := c.at[h]
-	return ok
-}
-
-// Depth returns how many leading blocks of a prompt are cached.
-func (c *Cache) Depth(prompt []index.SeqHash) int {
+// depth returns how many leading blocks of a prompt are cached.
+func (c *cache) depth(prompt []index.SeqHash) int {
 	for i, h := range prompt {
 		if _, ok := c.at[h]; !ok {
 			return i
@@ -46,11 +37,11 @@ func (c *Cache) Depth(prompt []index.SeqHash) int {
 	return len(prompt)
 }
 
-// Use serves a prompt: its leading hit blocks were cached, the blocks up to
+// use serves a prompt: its leading hit blocks were cached, the blocks up to
 // stored are now, and those appended to removed had to go before, least
 // recently used first. A prompt larger than the cache is cached as far as it
 // fits.
-func (c *Cache) Use(prompt []index.SeqHash, removed []index.SeqHash) (hit, stored int, _ []index.SeqHash) {
+func (c *cache) use(prompt []index.SeqHash, removed []index.SeqHash) (hit, stored int, _ []index.SeqHash) {
 	prompt = prompt[:min(len(prompt), c.capacity)]
 	last := int32(0)
 	for _, h := range prompt {
@@ -80,7 +71,7 @@ func (c *Cache) Use(prompt []index.SeqHash, removed []index.SeqHash) (hit, store
 	return hit, len(prompt), removed
 }
 
-func (c *Cache) alloc(h index.SeqHash) int32 {
+func (c *cache) alloc(h index.SeqHash) int32 {
 	if last := len(c.free) - 1; last >= 0 {
 		n := c.free[last]
 		c.free = c.free[:last]
@@ -91,13 +82,13 @@ func (c *Cache) alloc(h index.SeqHash) int32 {
 	return int32(len(c.nodes) - 1)
 }
 
-func (c *Cache) unlink(n int32) {
+func (c *cache) unlink(n int32) {
 	x := c.nodes[n]
 	c.nodes[x.prev].next = x.next
 	c.nodes[x.next].prev = x.prev
 }
 
-func (c *Cache) linkAfter(prev, n int32) {
+func (c *cache) linkAfter(prev, n int32) {
 	next := c.nodes[prev].next
 	c.nodes[n].prev, c.nodes[n].next = prev, next
 	c.nodes[prev].next = n

@@ -28,7 +28,7 @@ func TestCacheIsItsEvents(t *testing.T) {
 	for n, r := range all(t, NewSynthetic(2000, 7)) {
 		p := blocks.Of(r)
 		w := router.Pick(len(p.Seqs), f.Depths(nil, p))
-		depth := f.caches[w].Depth(p.Seqs)
+		depth := f.caches[w].depth(p.Seqs)
 		s := f.Serve(w, p)
 		if s.Hit != min(depth, capacity) {
 			t.Fatalf("request %d: hit %d blocks, cache held %d", n, s.Hit, depth)
@@ -67,11 +67,11 @@ func TestCacheIsItsEvents(t *testing.T) {
 		if len(held[w]) > capacity {
 			t.Fatalf("request %d: %d blocks held, capacity is %d", n, len(held[w]), capacity)
 		}
-		if f.caches[w].Len() != len(held[w]) {
-			t.Fatalf("request %d: cache holds %d blocks, its events say %d", n, f.caches[w].Len(), len(held[w]))
+		if got := len(f.caches[w].at); got != len(held[w]) {
+			t.Fatalf("request %d: cache holds %d blocks, its events say %d", n, got, len(held[w]))
 		}
 		for h := range held[w] {
-			if n%100 == 0 && !f.caches[w].Holds(h) {
+			if _, ok := f.caches[w].at[h]; n%100 == 0 && !ok {
 				t.Fatalf("request %d: the cache lacks a block its events stored", n)
 			}
 		}
@@ -82,16 +82,16 @@ func TestCacheIsItsEvents(t *testing.T) {
 }
 
 func TestCacheEvictsLeastRecentlyUsedLeaf(t *testing.T) {
-	c := NewCache(4)
+	c := newCache(4)
 	use := func(want []index.SeqHash, prompt ...index.SeqHash) {
 		t.Helper()
-		_, _, removed := c.Use(prompt, nil)
+		_, _, removed := c.use(prompt, nil)
 		if len(removed) != len(want) {
-			t.Fatalf("Use(%v) removed %v, want %v", prompt, removed, want)
+			t.Fatalf("use(%v) removed %v, want %v", prompt, removed, want)
 		}
 		for i := range want {
 			if removed[i] != want[i] {
-				t.Fatalf("Use(%v) removed %v, want %v", prompt, removed, want)
+				t.Fatalf("use(%v) removed %v, want %v", prompt, removed, want)
 			}
 		}
 	}
@@ -101,7 +101,7 @@ func TestCacheEvictsLeastRecentlyUsedLeaf(t *testing.T) {
 	use(seqs(3, 2), 1, 5, 6)                // 2 and 3 were used before 4
 	use(seqs(4), 1, 5, 7)                   // not 6, which is more recent
 	use(seqs(6, 7, 5, 1), 8, 9, 10, 11, 12) // larger than the cache: 12 is not kept
-	if got := c.Depth(seqs(8, 9, 10, 11, 12)); got != 4 {
+	if got := c.depth(seqs(8, 9, 10, 11, 12)); got != 4 {
 		t.Fatalf("depth %d of a prompt larger than the cache, want 4", got)
 	}
 }

@@ -6,7 +6,7 @@ import "kvindex/index"
 
 // Fleet is a number of workers with a cache each.
 type Fleet struct {
-	caches  []*Cache
+	caches  []*cache
 	removed []index.SeqHash
 	stats   Stats
 }
@@ -32,14 +32,14 @@ type Served struct {
 func New(workers, capacity int) *Fleet {
 	f := &Fleet{stats: Stats{Requests: make([]int, workers)}}
 	for range workers {
-		f.caches = append(f.caches, NewCache(capacity))
+		f.caches = append(f.caches, newCache(capacity))
 	}
 	return f
 }
 
 // Serve gives a request to a worker. The result is good until the next call.
 func (f *Fleet) Serve(worker int, p Prompt) Served {
-	hit, end, removed := f.caches[worker].Use(p.Seqs, f.removed[:0])
+	hit, end, removed := f.caches[worker].use(p.Seqs, f.removed[:0])
 	f.removed = removed
 	s := Served{Hit: hit, Removed: removed, Stored: p.Locals[hit:end]}
 	if hit > 0 {
@@ -54,13 +54,13 @@ func (f *Fleet) Serve(worker int, p Prompt) Served {
 }
 
 // Depth returns how many leading blocks of a prompt a worker holds.
-func (f *Fleet) Depth(worker int, p Prompt) int { return f.caches[worker].Depth(p.Seqs) }
+func (f *Fleet) Depth(worker int, p Prompt) int { return f.caches[worker].depth(p.Seqs) }
 
 // Depths says how many leading blocks of a prompt each worker holds, appending
 // to dst: what an index that is never late would answer.
 func (f *Fleet) Depths(dst []int, p Prompt) []int {
 	for _, c := range f.caches {
-		dst = append(dst, c.Depth(p.Seqs))
+		dst = append(dst, c.depth(p.Seqs))
 	}
 	return dst
 }

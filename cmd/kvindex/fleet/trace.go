@@ -15,9 +15,9 @@ import (
 // TraceBlock is how many tokens one hash id of a trace stands for.
 const TraceBlock = 512
 
-// MaxTraceLine bounds one line of a trace, in bytes: some 100,000 hash ids, or
+// maxTraceLine bounds one line of a trace, in bytes: some 100,000 hash ids, or
 // prompts of 50 million tokens.
-const MaxTraceLine = 1 << 20
+const maxTraceLine = 1 << 20
 
 // Request is one line of a trace. Requests that share leading HashIDs share
 // that much of their prompts.
@@ -49,29 +49,29 @@ type Requests interface {
 	Next() (*Request, error)
 }
 
-// Reader reads a trace.
-type Reader struct {
+// reader reads a trace.
+type reader struct {
 	name string
 	line int
 	r    *bufio.Reader
 	req  Request
 }
 
-// NewReader reads the trace r; name and the line's number go into errors.
-func NewReader(r io.Reader, name string) *Reader {
-	return &Reader{name: name, r: bufio.NewReaderSize(r, MaxTraceLine)}
+// newReader reads the trace r; name and the line's number go into errors.
+func newReader(r io.Reader, name string) *reader {
+	return &reader{name: name, r: bufio.NewReaderSize(r, maxTraceLine)}
 }
 
 // Next returns the next request. Empty lines are passed over; anything else
 // that is not a request is an error which names the line. Fields that Request
 // does not have are ignored.
-func (t *Reader) Next() (*Request, error) {
+func (t *reader) Next() (*Request, error) {
 	for {
 		line, err := t.r.ReadSlice('\n')
 		t.line++
 		switch {
 		case errors.Is(err, bufio.ErrBufferFull):
-			return nil, t.errorf("longer than %d bytes", MaxTraceLine)
+			return nil, t.errorf("longer than %d bytes", maxTraceLine)
 		case err != nil && err != io.EOF:
 			return nil, t.errorf("%w", err)
 		}
@@ -91,26 +91,26 @@ func (t *Reader) Next() (*Request, error) {
 	}
 }
 
-func (t *Reader) errorf(format string, args ...any) error {
+func (t *reader) errorf(format string, args ...any) error {
 	return fmt.Errorf("%s:%d: "+format, append([]any{t.name, t.line}, args...)...)
 }
 
-// TraceFile is a Reader of a file.
+// TraceFile is a trace in a file.
 type TraceFile struct {
-	*Reader
+	*reader
 	io.Closer
 }
 
 // OpenTrace opens the trace of that name; "-" is standard input.
 func OpenTrace(name string) (*TraceFile, error) {
 	if name == "-" {
-		return &TraceFile{NewReader(os.Stdin, "standard input"), io.NopCloser(nil)}, nil
+		return &TraceFile{newReader(os.Stdin, "standard input"), io.NopCloser(nil)}, nil
 	}
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, err
 	}
-	return &TraceFile{NewReader(f, name), f}, nil
+	return &TraceFile{newReader(f, name), f}, nil
 }
 
 // WriteTrace writes all requests as a trace and returns how many they were.

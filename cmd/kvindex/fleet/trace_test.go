@@ -55,11 +55,11 @@ func TestReader(t *testing.T) {
 		"negative output":   {strings.Replace(good, "9", "-9", 1), 0, "t.jsonl:1: output_length -9 is negative"},
 		"too few ids":       {strings.Replace(good, "513", "1025", 1), 0, "t.jsonl:1: input_length 1025 needs 3 hash_ids of 512 tokens, not 2"},
 		"too many ids":      {strings.Replace(good, "513", "512", 1), 0, "t.jsonl:1: input_length 512 needs 1 hash_ids of 512 tokens, not 2"},
-		"line without end":  {good + "\n" + strings.Repeat(" ", MaxTraceLine+1), 1, "t.jsonl:2: longer than 1048576 bytes"},
+		"line without end":  {good + "\n" + strings.Repeat(" ", maxTraceLine+1), 1, "t.jsonl:2: longer than 1048576 bytes"},
 		"truncated in line": {good + "\n" + good[:20], 1, "t.jsonl:2: unexpected end of JSON input"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := NewReader(strings.NewReader(c.trace), "t.jsonl")
+			r := newReader(strings.NewReader(c.trace), "t.jsonl")
 			n := 0
 			for {
 				_, err := r.Next()
@@ -93,7 +93,7 @@ func TestSyntheticTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The reader checks every request, so this also says that they are sound.
-	if !reflect.DeepEqual(want, all(t, NewReader(&file, "synthetic"))) {
+	if !reflect.DeepEqual(want, all(t, newReader(&file, "synthetic"))) {
 		t.Error("the same seed, written and read, gives another trace")
 	}
 	for i := 1; i < n; i++ {
