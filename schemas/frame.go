@@ -11,10 +11,10 @@ import (
 // CRC-64-AVRO fingerprint, little-endian.
 const headerBytes = 10
 
-// Fingerprint returns the fingerprint of the schema that value was written
+// fingerprint returns the fingerprint of the schema that value was written
 // with: ErrMagic if it is no single-object encoding, ErrTruncated if it is
 // shorter than the framing.
-func Fingerprint(value []byte) (uint64, error) {
+func fingerprint(value []byte) (uint64, error) {
 	if len(value) >= 2 && (value[0] != 0xC3 || value[1] != 0x01) {
 		return 0, fmt.Errorf("%w: begins with % x", ErrMagic, value[:2])
 	}
@@ -31,7 +31,7 @@ func (s *compiled) open(value []byte, l Limits) reader {
 		return reader{err: fmt.Errorf("%w: record of %d bytes, limit %d", ErrTooLarge, len(value), l.MaxRecordBytes)}
 	}
 	if len(value) < headerBytes || [headerBytes]byte(value) != s.header {
-		fp, err := Fingerprint(value)
+		fp, err := fingerprint(value)
 		if err == nil {
 			err = &UnknownSchemaError{Fingerprint: fp}
 		}

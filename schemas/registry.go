@@ -59,7 +59,7 @@ func (g *Registry) Add(schema string) (uint64, error) {
 // ErrInvalid, and unknown ones are passed over. An unknown kind of event is
 // ErrInvalid, since what it changes cannot be known.
 func (g *Registry) DecodeBatch(b *Batch, value []byte) error {
-	fp, err := Fingerprint(value)
+	fp, err := fingerprint(value)
 	if err != nil || fp == batchSchema.Rabin {
 		return b.decode(value, g.limits)
 	}
@@ -82,7 +82,7 @@ func (g *Registry) DecodeBatch(b *Batch, value []byte) error {
 // comment. Errors: ErrMagic, ErrUnknownSchema, ErrTooLarge, ErrLeftover, and
 // ErrInvalid for whatever goavro refuses.
 func (g *Registry) Native(value []byte) (map[string]any, error) {
-	fp, err := Fingerprint(value)
+	fp, err := fingerprint(value)
 	if err != nil {
 		return nil, err
 	}
@@ -99,7 +99,7 @@ func (g *Registry) Native(value []byte) (map[string]any, error) {
 // see Registry.Native. It is for checks that must not share the hot decoder's
 // mistakes.
 func GoavroDecode(value []byte) (map[string]any, error) {
-	if fp, err := Fingerprint(value); err != nil {
+	if fp, err := fingerprint(value); err != nil {
 		return nil, err
 	} else if fp != batchSchema.Rabin {
 		return nil, &UnknownSchemaError{Fingerprint: fp}

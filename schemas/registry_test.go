@@ -97,7 +97,7 @@ func TestOtherWriterSchema(t *testing.T) {
 // What goes through goavro as an other schema comes out as by the hot decoder:
 // the current schema under another name.
 func TestRenamedSchema(t *testing.T) {
-	renamed := strings.Replace(KvEventBatchSchema, `"kvindex"`, `"renamed"`, 1)
+	renamed := strings.Replace(kvEventBatchSchema, `"kvindex"`, `"renamed"`, 1)
 	c, err := goavro.NewCodec(renamed)
 	if err != nil {
 		t.Fatal(err)

@@ -12,25 +12,21 @@ import (
 // The schemas of the records written here, as the .avsc files spell them.
 var (
 	//go:embed kv_event_batch.avsc
-	KvEventBatchSchema string
+	kvEventBatchSchema string
 	//go:embed snapshot_chunk.avsc
-	SnapshotChunkSchema string
+	snapshotChunkSchema string
 	//go:embed snapshot_manifest.avsc
-	SnapshotManifestSchema string
+	snapshotManifestSchema string
 	//go:embed snapshot_floor.avsc
-	SnapshotFloorSchema string
+	snapshotFloorSchema string
 )
 
 var (
-	batchSchema    = compile(KvEventBatchSchema)
-	chunkSchema    = compile(SnapshotChunkSchema)
-	manifestSchema = compile(SnapshotManifestSchema)
-	floorSchema    = compile(SnapshotFloorSchema)
+	batchSchema    = compile(kvEventBatchSchema)
+	chunkSchema    = compile(snapshotChunkSchema)
+	manifestSchema = compile(snapshotManifestSchema)
+	floorSchema    = compile(snapshotFloorSchema)
 )
-
-// KvEventBatchFingerprint returns the CRC-64-AVRO fingerprint that precedes
-// the event records written here.
-func KvEventBatchFingerprint() uint64 { return batchSchema.Rabin }
 
 // maxBlockCount caps what goavro allocates for one block of an array before it
 // has seen any of its items: 16 bytes an item, so 8 MiB. It is as many hashes
