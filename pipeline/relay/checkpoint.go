@@ -187,7 +187,7 @@ func (f *feed) restore() (pos position, ok bool) {
 			f.changed = true
 		}
 	}
-	f.log.Info("checkpoint restored", "engine seq", f.pos.next, "blocks", f.mapping.Len(index.Device), "epoch", l.epoch, "epoch goes on", f.state == writing)
+	f.log.Info("checkpoint restored", "engine_seq", f.pos.next, "blocks", f.mapping.Len(index.Device), "epoch", l.epoch, "epoch_goes_on", f.state == writing)
 	return f.pos, true
 }
 

@@ -175,7 +175,7 @@ func (s *stream) ask(ctx context.Context, last bool) error {
 // What it holds is known with the answer to the next question.
 func (s *stream) restarted(why string) error {
 	s.counts.add(restarts, 1)
-	s.troubles.log.Warn("the engine has restarted", "why", why)
+	s.troubles.log.Warn("the engine has restarted", "reason", why)
 	s.move(position{next: -1})
 	s.disprove()
 	s.confirmed, s.due = false, causeRestart

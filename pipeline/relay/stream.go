@@ -404,7 +404,7 @@ func (s *stream) clear(whole bool, c cause, why string) {
 	if !s.dirty && s.whole == whole {
 		return
 	}
-	s.tell(slog.LevelInfo, "begins anew: "+c.String(), "whole", whole, "why", why)
+	s.tell(slog.LevelInfo, "begins anew: "+c.String(), "whole", whole, "reason", why)
 	s.feed.empty(whole, c)
 	s.dirty, s.whole = false, whole
 }
@@ -444,7 +444,7 @@ func (s *stream) apply(payload []byte, sum uint64) {
 // reconnect gives the subscription's connection up.
 func (s *stream) reconnect(why string) {
 	s.counts.add(disconnects, 1)
-	s.troubles.log.Warn("connecting anew", "why", why)
+	s.troubles.log.Warn("connecting anew", "reason", why)
 	s.show(stateConnecting, why)
 	s.sub.Disconnect()
 	s.connected = false
@@ -453,7 +453,7 @@ func (s *stream) reconnect(why string) {
 // malformed counts what is passed over.
 func (s *stream) malformed(what, why string) {
 	s.counts.add(malformed, 1)
-	s.say(what+" of the engine is not understood and passed over", "why", why)
+	s.say(what+" of the engine is not understood and passed over", "reason", why)
 }
 
 // show makes the state what the status shows.
