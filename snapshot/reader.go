@@ -130,7 +130,7 @@ func (r *Reader) ReadToEnd(ctx context.Context) error {
 		case errors.As(err, &fatal), errors.Is(err, kgo.ErrClientClosed):
 			return r.wrap(err)
 		case errors.Is(err, kerr.OffsetOutOfRange), errors.Is(err, errMoved):
-			r.cfg.Logger.Warn("snapshot partition: starting over", "position", r.position, "reason", err)
+			r.cfg.Logger.Warn("snapshot partition: starting over", "position", r.position, "error", err)
 			r.table.reset()
 			r.position, target = -1, -1
 		default:
@@ -138,7 +138,7 @@ func (r *Reader) ReadToEnd(ctx context.Context) error {
 			if errors.As(err, &ke) && !ke.Retriable {
 				return r.wrap(err)
 			}
-			r.cfg.Logger.Debug("snapshot partition: trying again", "position", r.position, "reason", err)
+			r.cfg.Logger.Debug("snapshot partition: trying again", "position", r.position, "error", err)
 		}
 		r.leader = -1
 		select {
