@@ -288,7 +288,7 @@ func TestBadRecordsBetweenGoodOnes(t *testing.T) {
 					return nil
 				})
 				for k := range c.want {
-					place := []string{"level=WARN", "why=" + counterNames[k].name, "topic=" + r.cfg.Topic,
+					place := []string{"level=WARN", "reason=" + counterNames[k].name, "topic=" + r.cfg.Topic,
 						fmt.Sprintf("partition=%d ", bad.Partition), fmt.Sprintf("offset=%d ", bad.Offset)}
 					if got := r.logged.has(place...); got == unlogged[k] {
 						t.Errorf("a log line with %q: %v, want %v", place, got, !got)
@@ -372,7 +372,7 @@ func TestModelsThatAreNotServed(t *testing.T) {
 			if got := in.watched().minus(before); !maps.Equal(got, counts{recordsRefusedModel: 1}) {
 				t.Errorf("counted %v, want one refused model", got)
 			}
-			r.mustSay("level=WARN", "why=records_refused_model_total", "topic="+r.cfg.Topic, "partition=0", fmt.Sprintf("offset=%d ", rec.Offset))
+			r.mustSay("level=WARN", "reason=records_refused_model_total", "topic="+r.cfg.Topic, "partition=0", fmt.Sprintf("offset=%d ", rec.Offset))
 		})
 	}
 	p.send(stored(nil, locals(1, 4)...))

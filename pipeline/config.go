@@ -161,9 +161,9 @@ func (c *Config) Validate() error {
 	bad(c.DrainTimeout > 0, "drain-timeout: %s, must be above 0", c.DrainTimeout)
 	bad(c.Tick > 0, "tick: %s, must be above 0", c.Tick)
 	bad(c.Watch > 0, "watch: %s, must be above 0", c.Watch)
-	for name, addr := range map[string]string{"grpc-listen": c.GRPCListen, "http-listen": c.HTTPListen} {
-		_, _, err := net.SplitHostPort(addr)
-		bad(err == nil, "%s: %q is not host:port", name, addr)
+	for _, l := range []struct{ name, addr string }{{"grpc-listen", c.GRPCListen}, {"http-listen", c.HTTPListen}} {
+		_, _, err := net.SplitHostPort(l.addr)
+		bad(err == nil, "%s: %q is not host:port", l.name, l.addr)
 	}
 	if err := c.Limits.Validate(); err != nil {
 		errs = append(errs, err)

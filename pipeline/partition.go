@@ -171,7 +171,7 @@ func (p *partition) Drain(ctx context.Context) { p.saveLast(ctx) }
 func (p *partition) bad(r *kgo.Record, kind counter, err error) {
 	p.counts.add(kind, 1)
 	if passed, more := p.limiter.allow(kind, p.arrived); passed {
-		p.log.Warn("record not applied as it stands", "offset", r.Offset, "why", counterNames[kind].name, "error", err, "not_logged", more)
+		p.log.Warn("record not applied as it stands", "offset", r.Offset, "reason", counterNames[kind].name, "error", err, "not_logged", more)
 	}
 }
 

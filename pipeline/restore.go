@@ -82,7 +82,7 @@ func (p *partition) load(ctx context.Context, topic consumer.Topic, bounds consu
 		if bounds.Start > 0 {
 			level = slog.LevelError // what was trimmed is nowhere else
 		}
-		p.log.Log(ctx, level, "no snapshots to restore from, the events are replayed from the log's start", "reason", err, "offset", bounds.Start)
+		p.log.Log(ctx, level, "no snapshots to restore from, the events are replayed from the log's start", "error", err, "offset", bounds.Start)
 		return p.fromStart(bounds), nil
 	case err != nil:
 		return 0, err
