@@ -74,7 +74,7 @@ func (x *RunIndex) storeEach(k *slotRuns, s *Stored, seqs []SeqHash, at spot, po
 			if !reach && claimed != int32(pos) {
 				k.addClaim(seq, claimed, at)
 			}
-			x.arrived(k, at, seq, e)
+			x.arrived(k, seq, e)
 		case k.isParked(seq):
 			e.Duplicate++
 		default:
@@ -134,7 +134,7 @@ func (k *slotRuns) tidyParked() {
 
 // arrived does what follows from a block's being in a run now: blocks that were
 // parked below it go into runs too, parents first, and claims are tested.
-func (x *RunIndex) arrived(k *slotRuns, at spot, seq SeqHash, e *Effect) {
+func (x *RunIndex) arrived(k *slotRuns, seq SeqHash, e *Effect) {
 	k.testClaims(seq, e)
 	if k.parked == nil {
 		return
