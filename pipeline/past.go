@@ -158,17 +158,16 @@ func (k *rank) dispute() {
 
 // loadUnknown puts back what a manifest says of a worker-rank whose past is
 // lost, without its blocks.
-func (p *partition) loadUnknown(m *schemas.Manifest, l *lostPast) error {
-	k, err := p.restored(m)
+func (p *partition) loadUnknown(m *schemas.Manifest, l *lostPast) {
+	k := p.restored(m)
 	if k == nil || k.retired {
-		return err
+		return
 	}
 	k.past = l
 	k.disputed = m.Disputed
 	k.incomplete.Store(true)
 	k.saved.force = true
 	k.publish()
-	return nil
 }
 
 // unknown counts the worker-ranks that are not answered because their past is lost.

@@ -218,7 +218,7 @@ func (p *partition) damaged(table *snapshot.Table, id snapshot.ID, bounds consum
 		log.Error("snapshot of a worker-rank is damaged, all events are replayed from the log's start", "offset", 0)
 	case m != nil && m.W >= bounds.Start:
 		log.Error("snapshot of a worker-rank is damaged and the log was trimmed: its blocks are lost, it is incomplete until its next clear or epoch", "offset", m.W)
-		if k, _ := p.restored(m); k != nil {
+		if k := p.restored(m); k != nil {
 			k.incomplete.Store(true)
 			k.saved.force = true
 		}
@@ -296,11 +296,12 @@ func (p *partition) loadRank(table *snapshot.Table, id snapshot.ID, bounds consu
 	if m.W < bounds.Start && !m.Retired {
 		p.log.Error("the log was trimmed past a worker-rank's snapshot: it is not answered until its next epoch or twice worker-grace later",
 			"worker", id.Worker, "rank", id.Rank, "offset", m.W, "log_start", bounds.Start)
-		return p.loadUnknown(m, p.loses(bounds.Start, never))
+		p.loadUnknown(m, p.loses(bounds.Start, never))
+		return nil
 	}
-	k, err := p.restored(m)
+	k := p.restored(m)
 	if k == nil {
-		return err
+		return nil
 	}
 	if !m.Retired {
 		if _, err := table.Load(id, func(c schemas.Chain) error {
@@ -316,15 +317,15 @@ func (p *partition) loadRank(table *snapshot.Table, id snapshot.ID, bounds consu
 	return nil
 }
 
-// restored makes the worker-rank that a manifest describes, empty. It returns
-// nil without an error if it is not this partition's, or its model not served.
-func (p *partition) restored(m *schemas.Manifest) (*rank, error) {
+// restored makes the worker-rank that a manifest describes, empty; nil if it is not
+// this partition's, or its model not served.
+func (p *partition) restored(m *schemas.Manifest) *rank {
 	model, err := p.stage.models.get(modelKey{m.Model, m.BlockSize, m.Hasher})
 	if err != nil {
 		p.save.passed[snapshot.ID{Worker: m.Worker, Rank: m.Rank}] = true
 		p.passed.Store(int64(len(p.save.passed)))
 		p.log.Warn("snapshot of a worker-rank is passed over", "worker", m.Worker, "rank", m.Rank, "error", err)
-		return nil, nil
+		return nil
 	}
 	w := p.workers[m.Worker]
 	if w == nil {
@@ -368,9 +369,9 @@ func (p *partition) restored(m *schemas.Manifest) (*rank, error) {
 	}
 	p.nextExpiry = min(p.nextExpiry, k.expiry(p.grace()))
 	if retired && !m.Retired {
-		return nil, nil // another partition has it; its blocks are not loaded
+		return nil // another partition has it; its blocks are not loaded
 	}
-	return k, nil
+	return k
 }
 
 // unload takes back a worker-rank whose blocks turned out to be damaged.
