@@ -1,7 +1,7 @@
 // Package pipeline puts the stage together: Kafka partitions to goroutines, to
 // an index per model, to answers, and the state back to Kafka.
 //
-// The walk of one record: the poll goroutine fetches it and hands its batch to
+// The path of one record: the poll goroutine fetches it and hands its batch to
 // the partition's goroutine (package consumer), which decodes it (schemas),
 // applies the rules of epoch, sequence and ownership (apply.go, owners.go) and
 // stores or removes its blocks (index). Queries read the index on their own
