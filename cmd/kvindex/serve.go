@@ -62,7 +62,7 @@ func serveCommand() command {
 			fs.Int64Var(&cfg.ReadyLag, "ready-lag", cfg.ReadyLag, "count a partition that has caught up as live within this many `offsets` of its end")
 			fs.IntVar(&cfg.Buffer, "buffer", cfg.Buffer, "fetched `batches` that a partition may hold before it is paused")
 			fs.StringVar(&cfg.Structure, "structure", cfg.Structure, "keep the index as this `kind`: runs, or positional (larger and slower; the same answers)")
-			fs.IntVar(&cfg.JumpSize, "jump-size", cfg.JumpSize, "`blocks` that a search jumps over at a time")
+			fs.IntVar(&cfg.JumpSize, "jump-size", cfg.JumpSize, "`blocks` that a search jumps over at a time; only with --structure positional")
 			fs.IntVar(&cfg.Limits.MaxBlocks, "max-blocks", cfg.Limits.MaxBlocks, "refuse queries of more `blocks`")
 			fs.IntVar(&cfg.Limits.MaxRequestBytes, "max-request-bytes", cfg.Limits.MaxRequestBytes, "refuse requests of more `bytes`")
 			fs.DurationVar(&cfg.Limits.Deadline, "query-deadline", cfg.Limits.Deadline, "give a query up after this `long`")
