@@ -49,17 +49,17 @@ the processor: measure again. Compare figures of one machine and one hour.`,
 			fs.StringVar(&c.File, "file", c.File, "workload `file`")
 			fs.Var(&choice{&c.Mode, bench.Modes()}, "mode", "measure in this `mode`")
 			fs.Var(&choice{&c.Structure, bench.Structures()}, "structure", "`structure` to measure")
-			fs.IntVar(&c.Runs, "runs", c.Runs, "seq, pool, dump: tell the median of so `many`")
+			fs.IntVar(&c.Runs, "runs", c.Runs, "seq, pool, dump: report the median of this `number` of runs")
 			fs.IntVar(&c.EventWorkers, "event-workers", c.EventWorkers, "pool, mixed: `goroutines` that apply events")
 			fs.BoolVar(&c.Barrier, "barrier", c.Barrier, "pool: let each query wait for the events before it, so that answers are exact")
-			fs.IntVar(&c.Readers, "readers", c.Readers, "mixed: `goroutines` that ask")
-			fs.Float64Var(&c.Seconds, "seconds", c.Seconds, "mixed: measure for so many `seconds`, after one of warming up")
+			fs.IntVar(&c.Readers, "readers", c.Readers, "mixed: `goroutines` that query")
+			fs.Float64Var(&c.Seconds, "seconds", c.Seconds, "mixed: measure for this many `seconds`, after one second of warm-up")
 			fs.Float64Var(&c.BlocksPerSecond, "blocks-per-second", c.BlocksPerSecond, "mixed: `rate` of the events' blocks; 0: as fast as they are applied")
-			fs.Int64Var(&c.Blocks, "blocks", c.Blocks, "scale: grow to so many `pairs` of worker and block")
+			fs.Int64Var(&c.Blocks, "blocks", c.Blocks, "scale: grow to this many `pairs` of worker and block")
 			fs.IntVar(&c.Workers, "workers", c.Workers, "scale: `workers` in the fleet")
 			fs.IntVar(&c.Queries, "queries", c.Queries, "scale: queries at each line")
-			fs.BoolVar(&c.Positions, "positions", c.Positions, "let stores say their positions, as producers that know them do; files do not have them")
-			fs.StringVar(&profile, "cpu-profile", "", "write a profile of the processor's time to this `file`")
+			fs.BoolVar(&c.Positions, "positions", c.Positions, "give stored blocks their positions, as some producers do; files do not have them")
+			fs.StringVar(&profile, "cpu-profile", "", "write a CPU profile to this `file`")
 		},
 		run: func(ctx context.Context, con *console, _ []string) error {
 			if err := c.Validate(); err != nil {

@@ -63,26 +63,26 @@ what the server uses is null, and the depths are not known to be right.`,
   kvindex bench query --query-address index-0:7400 --http-address index-0:7401 --model llama \
       --prompts prompts.txt --most-rate 2000 --tls --ca-file ca.pem --token-file token`,
 		flags: func(fs *pflag.FlagSet) {
-			fs.StringSliceVar(&c.Transports, "transports", c.Transports, "ask over these `transports`: "+strings.Join(bench.QueryTransports(), ", ")+" (default: all, of a stage those that it has an address for)")
+			fs.StringSliceVar(&c.Transports, "transports", c.Transports, "ask over these `transports`: "+strings.Join(bench.QueryTransports(), ", ")+" (default: all; for a stage, those whose address is given)")
 			fs.IntSliceVar(&c.Blocks, "blocks", c.Blocks, "lengths of the prompts, in `blocks`")
-			fs.IntSliceVar(&c.Workers, "workers", c.Workers, "`workers` that hold the prompts, each a part: a server for each number")
+			fs.IntSliceVar(&c.Workers, "workers", c.Workers, "`workers` that each hold a part of the prompts; each number gets a server of its own")
 			fs.BoolVar(&c.Tokens, "tokens", c.Tokens, "send tokens, not local hashes")
-			fs.Float64Var(&c.BlocksPerSecond, "blocks-per-second", c.BlocksPerSecond, "`rate` of the blocks that are stored and removed meanwhile")
+			fs.Float64Var(&c.BlocksPerSecond, "blocks-per-second", c.BlocksPerSecond, "store and remove blocks meanwhile at this `rate` a second")
 			fs.DurationVar(&c.Step, "step", c.Step, "`time` for each step")
 			fs.DurationVar(&c.For, "for", c.For, "`time` for each measurement")
 			fs.IntVar(&c.Connections, "connections", c.Connections, "gRPC `connections`")
-			fs.DurationVar(&c.Overload, "overload", c.Overload, "then offer four times what it can do, for that `time`; 0: not")
+			fs.DurationVar(&c.Overload, "overload", c.Overload, "then offer four times what it can do, for this `time`; 0: don't")
 			fs.Int64Var(&c.Held, "held", c.Held, "`blocks` that the workers hold besides the prompts")
-			fs.StringSliceVar(&prefix, "server-prefix", nil, "run the server by this `command,argument,...`, such as taskset,-c,1")
-			fs.Float64Var(&c.MostRate, "most-rate", c.MostRate, "end the search for saturation at this `rate`, requests a second; 0: 10,000 of a stage, else a million")
+			fs.StringSliceVar(&prefix, "server-prefix", nil, "run the server with this `command,argument,...` in front, such as taskset,-c,1")
+			fs.Float64Var(&c.MostRate, "most-rate", c.MostRate, "end the search for saturation at this `rate` of requests a second; 0: 10,000 for a stage, else a million")
 			stage.flags(fs)
 			address := fs.Lookup("query-address")
 			address.Usage, address.DefValue, stage.address = "ask the stage at this gRPC `host:port`, instead of a server that is started", "", ""
 			fs.StringVar(&named.HTTP, "http-address", "", "the stage's HTTP `host:port`, for json")
 			fs.StringVar(&named.Model, "model", "", "`name` of the stage's model")
-			fs.IntVar(&named.BlockSize, "block-size", 0, "`tokens` a block of the stage's model; 0: the only one there is of it")
-			fs.StringVar(&prompts, "prompts", "", "ask the stage for the prompts in this `file`: tokens, a prompt a line")
-			fs.BoolVar(&short, "short", short, "measure next to nothing: whether it works")
+			fs.IntVar(&named.BlockSize, "block-size", 0, "`tokens` a block of the stage's model; may be 0 if it has only one block size")
+			fs.StringVar(&prompts, "prompts", "", "ask about the prompts in this `file`, one line of tokens each")
+			fs.BoolVar(&short, "short", short, "measure next to nothing, only to see whether it works")
 		},
 		run: func(ctx context.Context, con *console, _ []string) error {
 			if short {

@@ -56,13 +56,13 @@ Compare figures of one line with one another; times of another hour are another 
   kvindex bench relay --mode visible --rate 200 --seconds 30 --brokers 127.0.0.1:9092`,
 		flags: func(fs *pflag.FlagSet) {
 			fs.Var(&choice{&c.Mode, append(bench.RelayModes(), modeVisible)}, "mode", "measure in this `mode`")
-			fs.Int64Var(&c.Batches, "batches", c.Batches, "throughput, memory: so many `batches`")
-			fs.IntVar(&c.Runs, "runs", c.Runs, "throughput: tell the medians of so `many`")
+			fs.Int64Var(&c.Batches, "batches", c.Batches, "throughput, memory: publish this many `batches`")
+			fs.IntVar(&c.Runs, "runs", c.Runs, "throughput: report the medians of this `number` of runs")
 			fs.StringSliceVar(&c.Brokers, "brokers", nil, "throughput, visible: Kafka brokers to start from, `host:port,...`")
-			fs.StringVar(&c.Topic, "topic", "", "throughput: write to this `topic` of the brokers, which must be there: not one that a stage reads")
+			fs.StringVar(&c.Topic, "topic", "", "throughput: write to this existing `topic`, not one that a stage reads")
 			fs.Float64Var(&v.rate, "rate", v.rate, "visible: `batches` a second")
-			fs.Float64Var(&v.seconds, "seconds", v.seconds, "visible: publish for so many `seconds`")
-			fs.StringVar(&profile, "cpu-profile", "", "write a profile of the processor's time to this `file`")
+			fs.Float64Var(&v.seconds, "seconds", v.seconds, "visible: publish for this many `seconds`")
+			fs.StringVar(&profile, "cpu-profile", "", "write a CPU profile to this `file`")
 		},
 		run: func(ctx context.Context, con *console, _ []string) error {
 			p := &benchProgress{con: con}

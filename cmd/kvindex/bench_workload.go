@@ -42,10 +42,10 @@ tells what is in it.`,
 			fs.IntVar(&c.synthetic, "synthetic", 0, "make up `N` requests instead")
 			fs.StringVarP(&c.out, "out", "o", "workload.kvw", "write to this `file`")
 			fs.IntVar(&g.Workers, "workers", g.Workers, "workers that serve requests")
-			fs.IntVar(&g.Replicas, "replicas", g.Replicas, "`copies` of each worker in all, with the same events")
+			fs.IntVar(&g.Replicas, "replicas", g.Replicas, "total `copies` of each worker, with the same events")
 			fs.IntVar(&g.Capacity, "capacity", g.Capacity, "`blocks` that a worker's cache holds")
 			fs.IntVar(&g.BlockSize, "block", g.BlockSize, "`tokens` a block; must divide 512")
-			fs.Var(&choice{(*string)(&g.Route), []string{string(kvw.Random), string(kvw.Best)}}, "route", "send requests this `way`: to a random worker, or to the best, of the longest cached prefix less recent work")
+			fs.Var(&choice{(*string)(&g.Route), []string{string(kvw.Random), string(kvw.Best)}}, "route", "send requests this `way`: random, or best (longest cached prefix, less recent work)")
 			fs.IntVar(&g.Limit, "limit", g.Limit, "stop after `N` requests (0: all)")
 			fs.Uint64Var(&g.Seed, "seed", g.Seed, "seed of everything random")
 		},

@@ -54,15 +54,15 @@ func demoCommand() command {
 		use:   "demo",
 		short: "Show everything at once, with nothing to set up",
 		long: `Demo needs no services and leaves nothing behind. It starts a small broker in its own
-process (on disk, in a temporary folder) and a stage as a child process, and has a
+process (on disk, in a temporary folder) and a stage as a child process, and lets a
 simulated fleet serve a made-up trace of conversations: each request goes where the index
-says that most of its prompt is cached. On the way it kills the stage (kill -9) and starts
-a new one, which comes back from its snapshots; a thousand answers from before and after,
-at equal offsets, are compared with each other and with the caches themselves.
+says that most of its prompt is cached. Half-way through it kills the stage (kill -9) and
+starts a new one, which restores itself from the snapshots; a thousand answers from before
+and after, at equal offsets, are compared with each other and with the caches themselves.
 
-With --relay there are engines instead, which publish over ZeroMQ as vLLM and SGLang do
-and know nothing of Kafka, and a relay process: it is killed, an engine restarts, and the
-answers are compared with what the engines hold.
+With --relay there are simulated engines instead, which publish over ZeroMQ as vLLM and
+SGLang do and know nothing of Kafka, and a relay process. The relay is killed, an engine
+restarts, and the answers are compared with what the engines hold.
 
 It takes well under a minute. The broker is franz-go's kfake, made for tests: for real use,
 see "kvindex serve --help".`,
@@ -75,7 +75,7 @@ see "kvindex serve --help".`,
 			fs.Uint64Var(&c.sim.seed, "seed", c.sim.seed, "seed of everything random")
 			fs.IntVar(&c.sim.workers, "workers", c.sim.workers, "workers in the fleet")
 			fs.IntVar(&c.sim.capacity, "capacity", c.sim.capacity, "`blocks` of 64 tokens that a worker's cache holds")
-			fs.BoolVar(&c.relay, "relay", false, "put engines that publish over ZeroMQ and a relay in the fleet's place")
+			fs.BoolVar(&c.relay, "relay", false, "use a relay, and engines that publish over ZeroMQ, instead of the fleet")
 			fs.BoolVar(&c.keep, "keep", false, "leave everything running until interrupted")
 			outputFlag(fs, &c.output)
 		},

@@ -32,34 +32,34 @@ func fakeEngineCommand() command {
 	e := &c.engine
 	return command{
 		use:   "fake-engine",
-		short: "Publish KV events as vLLM or SGLang would that serve a trace",
-		long: `Fake-engine is an inference engine as far as its KV events go: what a trace's requests
-do to its prefix caches it publishes over ZeroMQ, in the bytes and the order that vLLM
-or SGLang have, with a replay socket, block hashes of its own, and faults on request.
-It is for trying out and testing whatever reads such events, without a GPU.
+		short: "Publish KV events as a vLLM or SGLang engine that serves a trace would",
+		long: `Fake-engine behaves like an inference engine as far as KV events go: it publishes over
+ZeroMQ what a trace's requests do to its prefix caches, with the bytes and in the order of
+vLLM or SGLang, with a replay socket, block hashes of its own, and faults on request. Use it
+to try out and test whatever reads such events, without a GPU.
 
-Each rank has a cache of --capacity blocks, and with --host-capacity one in the CPU's
+Each rank has a cache of --capacity blocks, and with --host-capacity another in the CPU's
 memory, which takes what the first evicts. A request goes to the rank that holds most of
-its prompt, less load. A step computes up to 8,192 tokens and is one batch, with the
-evictions first. The shape says which versions are meant:
+its prompt, less load. A step computes up to 8,192 tokens and is published as one batch,
+evictions first. --shape chooses the versions to imitate:
              --shape map                        --shape array
   vllm       0.33 (LoRA, salt in extra_keys)    0.23 (likewise; replies without topic)
   sglang     0.5.23 (LoRA, salt)                0.5.19 (salt only; replies without topic)
-After the trace it stays, as an engine does, until it is interrupted.
+After the trace it keeps running, as an engine does, until it is interrupted.
 
-Faults. A gap is a batch that uses up its sequence number and is never sent nor kept for
-replay. Garbage is in turn a payload that is no msgpack, and one with a removal that
-cannot be read. Replays longer than libzmq's default queue of 1,000 lose batches, as
-those of the engines do, but for vLLM 0.33, whose queue is long enough.
+Faults. A gap is a batch that uses up its sequence number but is neither sent nor kept for
+replay. Garbage is alternately a payload that is not msgpack, and one with a removal that
+cannot be read. Replays longer than libzmq's default queue of 1,000 lose batches, as with
+the engines; the exception is vLLM 0.33, whose queue is long enough.
 
 Control. With --control-listen, on a loopback address:
   POST /pause /resume    stop and go on serving requests
-  POST /gap /garbage     the next batch of each rank is one
-  POST /clear            the caches are emptied; SGLang says so at once, vLLM in its next
-                         step that has a request (clear_unsaid tells)
-  POST /restart?down=2s  another process, in effect: connections cut, the same ports
-                         again after that time, caches empty, sequence numbers from 0
-  GET  /held             what each rank really holds, as kvindex's hashes by --hasher
+  POST /gap /garbage     make the next batch of each rank one
+  POST /clear            empty the caches; SGLang publishes that at once, vLLM with its
+                         next step that has a request (until then clear_unsaid is true)
+  POST /restart?down=2s  become another process, in effect: cut connections, open the same
+                         ports after that time, caches empty, sequence numbers from 0
+  GET  /held             what each rank really holds, in kvindex's hashes by --hasher
   GET  /prompts?n=16     the last prompts, to ask about`,
 		example: `  kvindex fake-engine --synthetic 100000
   kvindex fake-engine --kind sglang --ranks 4 --host-capacity 8192 --salt 0.3 --trace trace.jsonl
@@ -69,12 +69,12 @@ Control. With --control-listen, on a loopback address:
 			fs.Var(&choice{&e.Kind, []string{fakeengine.VLLM, fakeengine.SGLang}}, "kind", "which `engine`: vllm or sglang")
 			fs.Var(&choice{&e.Shape, []string{fakeengine.Map, fakeengine.Array}}, "shape", "`form` of events: map as newer versions have it, or array as older ones")
 			fs.Var(&choice{&e.Hashes, []string{fakeengine.Int, fakeengine.Bytes}}, "hashes", "`form` of vLLM's block hashes: int or bytes")
-			fs.StringVar(&e.Listen, "listen", e.Listen, "publish on this `host:port`; rank N adds N to the port; 0 is any")
+			fs.StringVar(&e.Listen, "listen", e.Listen, "publish on this `host:port`; rank N adds N to the port; port 0 is any free one")
 			fs.StringVar(&e.ReplayListen, "replay-listen", e.ReplayListen, "answer replay requests on this `host:port`, likewise; empty: none")
-			fs.StringVar(&c.control, "control-listen", "", "serve the control over HTTP on this loopback `host:port`; empty: none")
-			fs.StringVar(&e.Topic, "zmq-topic", "", "`text` that is the first frame of every message")
+			fs.StringVar(&c.control, "control-listen", "", "serve the control interface over HTTP on this loopback `host:port`; empty: none")
+			fs.StringVar(&e.Topic, "zmq-topic", "", "first frame of every message, a `text`")
 			fs.IntVar(&e.Ranks, "ranks", e.Ranks, "data parallel ranks")
-			fs.IntVar(&e.BufferSteps, "buffer-steps", e.BufferSteps, "`batches` a rank that can be replayed; engines have 10000")
+			fs.IntVar(&e.BufferSteps, "buffer-steps", e.BufferSteps, "`batches` of each rank that can be replayed; engines have 10000")
 			fs.StringVar(&c.from.trace, "trace", "", "serve the requests of this `file`; - is standard input")
 			fs.IntVar(&c.from.synthetic, "synthetic", 0, "make up `N` requests instead")
 			fs.Uint64Var(&e.Seed, "seed", e.Seed, "seed of everything random")
@@ -84,10 +84,10 @@ Control. With --control-listen, on a loopback address:
 			fs.IntVar(&e.HostCapacity, "host-capacity", e.HostCapacity, "`blocks` that a rank's CPU cache holds; 0: none")
 			fs.Float64Var(&e.LoRA, "lora", 0, "`share` of requests with a LoRA adapter, 0 to 1")
 			fs.Float64Var(&e.Salt, "salt", 0, "`share` of requests with a cache salt, 0 to 1")
-			fs.IntVar(&e.GapEach, "gap-every", 0, "lose one of `N` batches of a rank for good (0: none)")
-			fs.IntVar(&e.BadEach, "garbage-every", 0, "make one of `N` batches of a rank unreadable (0: none)")
-			fs.Var(&choice{&c.hasher, []string{index.Flash.String(), index.Dynamo.String()}}, "hasher", "`scheme` of the hashes that /held has: flash or dynamo")
-			fs.BoolVar(&c.paused, "paused", false, "serve no request before POST /resume")
+			fs.IntVar(&e.GapEach, "gap-every", 0, "lose every `N`th batch of a rank for good (0: none)")
+			fs.IntVar(&e.BadEach, "garbage-every", 0, "make every `N`th batch of a rank unreadable (0: none)")
+			fs.Var(&choice{&c.hasher, []string{index.Flash.String(), index.Dynamo.String()}}, "hasher", "`scheme` of the hashes in /held: flash or dynamo")
+			fs.BoolVar(&c.paused, "paused", false, "serve no requests until POST /resume")
 			outputFlag(fs, &c.output)
 		},
 		run: func(ctx context.Context, con *console, _ []string) error { return c.run(ctx, con) },

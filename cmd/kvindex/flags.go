@@ -43,13 +43,13 @@ func snapshotTopicFlag(fs *pflag.FlagSet, p *string) {
 }
 
 func groupFlag(fs *pflag.FlagSet, p *string) {
-	fs.StringVar(p, "group", defaultGroup, "consumer `group` whose offsets show the floors, and whose name the stages that belong together share")
+	fs.StringVar(p, "group", defaultGroup, "consumer `group` whose offsets show the floors; the same for all instances that belong together")
 }
 
 // outputFlag is --output text|json.
 func outputFlag(fs *pflag.FlagSet, p *string) {
 	*p = "text"
-	fs.Var(&choice{p, []string{"text", "json"}}, "output", "print as text or json `format`")
+	fs.Var(&choice{p, []string{"text", "json"}}, "output", "output `format`: text or json")
 }
 
 // timeoutFlag is --timeout, above 0.
@@ -102,11 +102,11 @@ type stageAccess struct {
 
 func (a *stageAccess) flags(fs *pflag.FlagSet) {
 	fs.StringVar(&a.address, "query-address", defaultQueryAddress, "the stage's gRPC `host:port`")
-	fs.BoolVar(&a.security.TLS, "tls", false, "reach the stage by TLS")
-	fs.StringVar(&a.security.CAFile, "ca-file", "", "trust a stage that this `file` of CA certificates vouches for (default: the system's)")
-	fs.StringVar(&a.security.CertFile, "cert-file", "", "show the stage the certificate in this `file`")
-	fs.StringVar(&a.security.KeyFile, "key-file", "", "the certificate's private key is in this `file`")
-	fs.StringVar(&a.security.TokenFile, "token-file", "", "show the stage the bearer token in this `file`")
+	fs.BoolVar(&a.security.TLS, "tls", false, "use TLS to reach the stage")
+	fs.StringVar(&a.security.CAFile, "ca-file", "", "trust the CA certificates in this `file` (default: the system's)")
+	fs.StringVar(&a.security.CertFile, "cert-file", "", "client certificate for the stage, in this `file`")
+	fs.StringVar(&a.security.KeyFile, "key-file", "", "private key of the certificate, in this `file`")
+	fs.StringVar(&a.security.TokenFile, "token-file", "", "bearer token for the stage, in this `file`")
 }
 
 // dial returns a client of the stage; it is not connected yet.
@@ -137,14 +137,14 @@ func (a *kafkaAccess) flags(fs *pflag.FlagSet) {
 
 // kafkaSecurityFlags are those of secured brokers.
 func kafkaSecurityFlags(fs *pflag.FlagSet, k *secure.Kafka) {
-	fs.BoolVar(&k.TLS, "kafka-tls", false, "reach Kafka by TLS")
-	fs.StringVar(&k.CAFile, "kafka-ca-file", "", "trust brokers that this `file` of CA certificates vouches for (default: the system's)")
-	fs.StringVar(&k.CertFile, "kafka-cert-file", "", "show brokers the certificate in this `file`")
-	fs.StringVar(&k.KeyFile, "kafka-key-file", "", "the certificate's private key is in this `file`")
-	fs.StringVar(&k.Mechanism, "kafka-sasl-mechanism", "", "log in to Kafka in this `way`: "+strings.Join(secure.Mechanisms, ", "))
-	fs.StringVar(&k.User, "kafka-user", "", "`name` to log in to Kafka with")
-	fs.StringVar(&k.PasswordFile, "kafka-password-file", "", "the user's password is in this `file` (default: in "+secure.KafkaPasswordEnv+")")
-	fs.StringVar(&k.TokenFile, "kafka-token-file", "", "the token for oauthbearer is in this `file`, read again for each login")
+	fs.BoolVar(&k.TLS, "kafka-tls", false, "use TLS to reach Kafka")
+	fs.StringVar(&k.CAFile, "kafka-ca-file", "", "trust the CA certificates in this `file` (default: the system's)")
+	fs.StringVar(&k.CertFile, "kafka-cert-file", "", "client certificate for the brokers, in this `file`")
+	fs.StringVar(&k.KeyFile, "kafka-key-file", "", "private key of the certificate, in this `file`")
+	fs.StringVar(&k.Mechanism, "kafka-sasl-mechanism", "", "log in to Kafka with this SASL `mechanism`: "+strings.Join(secure.Mechanisms, ", "))
+	fs.StringVar(&k.User, "kafka-user", "", "user `name` to log in to Kafka with")
+	fs.StringVar(&k.PasswordFile, "kafka-password-file", "", "password of the user, in this `file` (default: "+secure.KafkaPasswordEnv+")")
+	fs.StringVar(&k.TokenFile, "kafka-token-file", "", "token for oauthbearer, in this `file`, which is read for each login")
 }
 
 // options are the brokers and how to be let in.

@@ -27,7 +27,7 @@ import (
 //			short: "Run the stage",
 //			flags: func(fs *pflag.FlagSet) {
 //				brokersFlag(fs, &cfg.Brokers)
-//				fs.DurationVar(&cfg.WorkerTTL, "worker-ttl", cfg.WorkerTTL, "leave out workers silent for `longer`")
+//				fs.DurationVar(&cfg.WorkerTTL, "worker-ttl", cfg.WorkerTTL, "leave out workers silent for this `time`")
 //			},
 //			run: func(ctx context.Context, con *console, args []string) error {
 //				if err := cfg.Validate(); err != nil {
@@ -57,19 +57,19 @@ type command struct {
 
 const envPrefix = "KVINDEX"
 
-const rootLong = `kvindex keeps, from Kafka, which worker of an LLM fleet holds which KV-cache blocks,
-and answers how much of a prompt each worker has already.
+const rootLong = `kvindex reads from Kafka which worker of an LLM fleet holds which KV-cache blocks, and
+answers how much of a prompt each worker already has.
 
 Settings. Every flag FLAG-NAME can also be given as the environment variable
 KVINDEX_FLAG_NAME and as the key flag-name in the YAML file that --config names.
-A flag wins over the environment, that over the file, that over the default. One
-file may serve several commands: each takes the keys that it has a flag for. A
-key that no command knows is an error. Lists are written a,b in flags and in the
-environment, and as a YAML list in the file.
+Flags take precedence over the environment, the environment over the file, and the
+file over the defaults. One file can serve several commands: each uses the keys that
+it has flags for. A key that no command knows is an error. Lists are written a,b in
+flags and in the environment, and as a YAML list in the file.
 
 Exit codes.
   0    done
-  1    it failed while running
+  1    failed while running
   2    wrong usage or settings; nothing was done
   3    the stage is not ready, or a check found something
   130  interrupted before it was done`
@@ -78,7 +78,7 @@ const rootExample = `  kvindex demo                           everything at once
   kvindex topics create                  prepare the topics on 127.0.0.1:9092
   kvindex serve                          run the stage
   kvindex replay --synthetic 5000        send it the events of a simulated fleet
-  kvindex status                         how it is doing
+  kvindex status                         show its state
   KVINDEX_BROKERS=b1:9092,b2:9092 kvindex status --output json`
 
 // usageTemplate is cobra's, less what does not apply here.
@@ -170,8 +170,8 @@ func (f *frame) root(cmds []command) *cobra.Command {
 	fs := root.PersistentFlags()
 	fs.SortFlags = false
 	fs.StringVar(&f.config, "config", "", "read settings from this YAML `file`")
-	fs.StringVar(&f.logLevel, "log-level", "info", "log what is at least this `level`: debug, info, warn or error")
-	fs.StringVar(&f.logFormat, "log-format", "text", "log as text or json `format`, to standard error")
+	fs.StringVar(&f.logLevel, "log-level", "info", "log at this `level` and above: debug, info, warn or error")
+	fs.StringVar(&f.logFormat, "log-format", "text", "log `format`: text or json; logs go to standard error")
 	root.SetFlagErrorFunc(func(at *cobra.Command, err error) error {
 		f.at = at
 		return usageError{err}

@@ -42,12 +42,12 @@ func queryCommand() command {
 		use:   "query",
 		short: "Ask which workers hold how much of a prompt",
 		long: `Query asks a stage how many leading blocks of a prompt each worker holds. The prompt is
-given by its tokens or by the local hashes of its blocks: numbers apart by commas or
-white space. A last block that is not full does not count. Text becomes tokens by the
-model's own tokenizer; see the example, which uses the one of Hugging Face for Python.
+given by its tokens or by the local hashes of its blocks: numbers separated by commas or
+white space. An incomplete last block does not count. To turn text into tokens, use the
+model's own tokenizer; the last example uses Hugging Face's, in Python.
 
-With --watch it asks again and again: on a terminal the table is drawn anew, elsewhere a
-line is printed whenever the answer has changed, until it is interrupted.`,
+With --watch it asks again and again until it is interrupted: on a terminal it redraws the
+table, elsewhere it prints a line whenever the answer has changed.`,
 		example: `  kvindex query --model llama --tokens 1,2,3,4
   kvindex query --model llama --tokens-file prompt.txt --top-k 3 --output json
   kvindex query --model llama --local-hashes 14643705804678351452,16777012769546811212
@@ -58,19 +58,19 @@ line is printed whenever the answer has changed, until it is interrupted.`,
 			c.stage.flags(fs)
 			timeoutFlag(fs, &c.timeout, 5*time.Second, "give up after this `time`")
 			fs.StringVar(&c.req.Model, "model", defaultModel, "`name` of the model")
-			fs.Uint32Var(&c.blockSize, "block-size", 0, "`tokens` a block; 0: the only one there is of the model")
+			fs.Uint32Var(&c.blockSize, "block-size", 0, "`tokens` a block; may be 0 if the model has only one block size")
 			fs.StringVar(&c.tokens, "tokens", "", "the prompt's `tokens`")
 			fs.StringVar(&c.tokensFile, "tokens-file", "", "read the tokens from this `file`; - is standard input")
-			fs.StringVar(&c.locals, "local-hashes", "", "the prompt's blocks instead, as `hashes`")
+			fs.StringVar(&c.locals, "local-hashes", "", "the local `hashes` of the prompt's blocks, instead of tokens")
 			fs.StringVar(&c.req.Lora, "lora", "", "`name` of the LoRA adapter")
 			fs.StringVar(&c.req.Salt, "salt", "", "cache `salt`")
-			fs.StringSliceVar(&c.req.Workers, "workers-only", nil, "answer only workers of these `names`")
+			fs.StringSliceVar(&c.req.Workers, "workers-only", nil, "answer only the workers with these `names`")
 			fs.Uint32Var(&c.req.TopK, "top-k", 0, "answer only the `k` deepest; 0: all")
-			fs.Uint32Var(&c.req.MinDepthBlocks, "min-depth", 0, "answer only workers that hold so many leading `blocks`, in whatever tiers")
-			fs.StringVar(&c.req.Hasher, "hasher", "", "flash, dynamo or opaque `scheme` of the model; empty: the only one there is of it")
+			fs.Uint32Var(&c.req.MinDepthBlocks, "min-depth", 0, "answer only workers that hold at least this many leading `blocks` in any tier")
+			fs.StringVar(&c.req.Hasher, "hasher", "", "hash `scheme` of the model: flash, dynamo or opaque; may be empty if it has only one")
 			fs.StringSliceVar(&c.minOffsets, "min-offsets", nil, "wait until the records at `partition=offset,...` are in the answer")
-			fs.BoolVar(&c.req.AllowPartial, "allow-partial", false, "answer although partitions are missing")
-			fs.BoolVar(&c.req.FailOpen, "fail-open", false, "answer although partitions are missing or records do not come in time")
+			fs.BoolVar(&c.req.AllowPartial, "allow-partial", false, "answer even if partitions are missing")
+			fs.BoolVar(&c.req.FailOpen, "fail-open", false, "answer even if partitions are missing or the records of --min-offsets do not arrive in time")
 			fs.DurationVar(&c.watch, "watch", 0, "ask again every `time`; 0: once")
 			outputFlag(fs, &c.output)
 		},
@@ -149,7 +149,7 @@ func offsets(list []string) (map[int32]int64, error) {
 	return out, nil
 }
 
-// numbers reads numbers of that many bits, apart by commas and white space.
+// numbers reads numbers of that many bits, separated by commas and white space.
 func numbers[T any](r io.Reader, bits int, conv func(uint64) T) ([]T, error) {
 	var out []T
 	sc := bufio.NewScanner(r)

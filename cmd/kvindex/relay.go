@@ -21,9 +21,9 @@ import (
 const relayLong = `Forward the KV events of unmodified engines to the events topic: vLLM and SGLang over
 ZeroMQ, TensorRT-LLM over HTTP or, in its streaming form, ZeroMQ.
 
-One engine is told by flags, as a sidecar has it; --worker is its name, the one that
-routers know it by, and in Kubernetes best the pod's, given as KVINDEX_WORKER. Several
-are listed in a YAML file, --engines FILE, with the flags from --worker to --media as keys:
+For one engine, as in a sidecar, use flags; --worker is the name by which routers know it,
+in Kubernetes best the pod's, given as KVINDEX_WORKER. List several engines in a YAML file,
+--engines FILE, with the flags from --worker to --media as keys:
 
   engines:
     - worker: llama-0
@@ -34,12 +34,12 @@ are listed in a YAML file, --engines FILE, with the flags from --worker to --med
       block-size: 16
       ranks: 2
 
-Give --replay wherever the engine has it: without it each lost message or connection
-empties what is known of the rank. With --state-dir a restart of the relay goes on where
-it stopped. What an engine holds is never overstated: whenever something is lost, the
-index is told to forget the rank, and shows it as incomplete.
+Give --replay if the engine has a replay endpoint: without it each lost message or
+connection discards what is known of the rank. With --state-dir a restarted relay continues
+where it stopped. The relay never overstates what an engine holds: whenever something is
+lost, it has the index forget the rank and show it as incomplete.
 
-The relay is ready, on /readyz, once it has caught up with every engine and Kafka takes
+The relay is ready, on /readyz, once it has caught up with every engine and Kafka accepts
 its records; /v1/status says what is missing, by worker and rank.`
 
 const relayExample = `  kvindex relay --worker w0 --model qwen3 --block-size 16 --replay tcp://127.0.0.1:5657
@@ -68,14 +68,14 @@ func relayCommand() command {
 			}
 			fs.StringVar(&file, "engines", file, "read engines from this YAML `file` instead of the flags above")
 			fs.StringVar(&cfg.StateDir, "state-dir", cfg.StateDir, "keep checkpoints in this `directory`; empty: none")
-			fs.DurationVar(&cfg.CheckpointEvery, "checkpoint-every", cfg.CheckpointEvery, "write a rank's checkpoint this `often`")
-			fs.Int64Var(&cfg.BufferBytes, "buffer-bytes", cfg.BufferBytes, "records on their way to Kafka may take this many `bytes`; then they are dropped, and told anew later")
-			fs.DurationVar(&cfg.HeartbeatEvery, "heartbeat-every", cfg.HeartbeatEvery, "say that a quiet engine is alive this `often`")
-			fs.DurationVar(&cfg.WorkerGrace, "worker-grace", cfg.WorkerGrace, "the stage's --worker-grace: it retires a worker silent for this `long`")
+			fs.DurationVar(&cfg.CheckpointEvery, "checkpoint-every", cfg.CheckpointEvery, "write a rank's checkpoint after this `time`")
+			fs.Int64Var(&cfg.BufferBytes, "buffer-bytes", cfg.BufferBytes, "records on their way to Kafka may take this many `bytes`; beyond that they are dropped, and everything held is sent again later")
+			fs.DurationVar(&cfg.HeartbeatEvery, "heartbeat-every", cfg.HeartbeatEvery, "send a heartbeat for a quiet engine after this `time`")
+			fs.DurationVar(&cfg.WorkerGrace, "worker-grace", cfg.WorkerGrace, "the stage's --worker-grace: it retires a worker silent for this `time`")
 			fs.StringVar(&cfg.Instance, "instance", cfg.Instance, "this relay's `name` (default: host name)")
-			fs.StringVar(&cfg.HTTPListen, "http-listen", cfg.HTTPListen, "answer health, metrics and status on `host:port`")
-			fs.DurationVar(&cfg.DrainTimeout, "drain-timeout", cfg.DrainTimeout, "write what is left within this `long` after SIGTERM")
-			fs.BoolVar(&check, "check-config", false, "print the settings and where each is from, and exit: 2 if they are wrong")
+			fs.StringVar(&cfg.HTTPListen, "http-listen", cfg.HTTPListen, "serve health, metrics and status on `host:port`")
+			fs.DurationVar(&cfg.DrainTimeout, "drain-timeout", cfg.DrainTimeout, "after SIGTERM, write what is left within this `time`")
+			fs.BoolVar(&check, "check-config", false, "print the settings and where each comes from, and exit, with 2 if they are wrong")
 		},
 		run: func(ctx context.Context, con *console, _ []string) error {
 			if check {

@@ -35,7 +35,7 @@ var engineKeys = []engineKey{
 		fs.StringVar(&e.Events, "events", e.Events, "where rank 0 publishes, `tcp://host:port` (rank n has port+n) or ipc:///path; for trtllm http://host:port/path (default: the kind's own, on this host)")
 	}},
 	{"replay", func(fs *pflag.FlagSet, e *relay.Engine) {
-		fs.StringVar(&e.Replay, "replay", e.Replay, "where rank 0 answers for what was missed, `tcp://host:port` likewise; empty: nowhere")
+		fs.StringVar(&e.Replay, "replay", e.Replay, "where rank 0 replays what was missed, likewise `tcp://host:port`; empty: nowhere")
 	}},
 	{"topic-prefix", func(fs *pflag.FlagSet, e *relay.Engine) {
 		fs.StringVar(&e.Topic, "topic-prefix", e.Topic, "take messages whose ZeroMQ topic begins with this `prefix`; empty: all")
@@ -50,7 +50,7 @@ var engineKeys = []engineKey{
 		fs.Var((*hasherFlag)(&e.Hasher), "hasher", "the model's `hasher`: flash or dynamo")
 	}},
 	{"eagle", func(fs *pflag.FlagSet, e *relay.Engine) {
-		fs.BoolVar(&e.Eagle, "eagle", e.Eagle, "the engine hashes a block with the token after it, as with EAGLE drafting")
+		fs.BoolVar(&e.Eagle, "eagle", e.Eagle, "the engine hashes a block together with the token after it, as with EAGLE drafting")
 	}},
 	{"ranks", func(fs *pflag.FlagSet, e *relay.Engine) {
 		fs.IntVar(&e.Ranks, "ranks", e.Ranks, "`number` of data parallel ranks")
@@ -59,7 +59,7 @@ var engineKeys = []engineKey{
 		fs.IntVar(&e.FirstRank, "first-rank", e.FirstRank, "`number` of the first of them")
 	}},
 	{"media", func(fs *pflag.FlagSet, e *relay.Engine) {
-		fs.Var((*mediaFlag)(&e.Media), "media", "tiers of further words for kinds of memory, `word=tier,...`")
+		fs.Var((*mediaFlag)(&e.Media), "media", "tiers of a connector's own kinds of memory, `word=tier,...`")
 	}},
 }
 

@@ -38,18 +38,18 @@ func replayCommand() command {
 	return command{
 		use:   "replay",
 		short: "Send the events of a simulated fleet that serves a trace",
-		long: `Replay serves the requests of a trace with a simulated fleet: workers that each have a
-prefix cache of the same size. What happens in the caches goes to the events topic, as
-it would from real engines. Each request goes where the index says that most of its
-prompt is cached, less load; beside it a second fleet, in memory only, gets the same
-requests at random. The summary compares the two.
+		long: `Replay serves the requests of a trace with a simulated fleet of workers, each with a prefix
+cache of the same size. What happens in the caches is written to the events topic, as real
+engines would do. Each request goes where the index says that most of its prompt is cached,
+less load; a second fleet, in memory only, gets the same requests at random. The summary
+compares the two.
 
-A trace has one JSON object a line: timestamp (ms), input_length and output_length
-(tokens) and hash_ids, one for each 512 tokens of the prompt (Mooncake's format).
---synthetic makes one up instead: conversations under shared system prompts.
+A trace has one JSON object a line, with timestamp (ms), input_length and output_length
+(tokens), and hash_ids, one for each 512 tokens of the prompt (Mooncake's format).
+--synthetic makes up a trace instead, of conversations with shared system prompts.
 
-When the stage does not answer, requests are routed by load alone and counted. Ctrl-C
-ends the replay early; the summary is printed all the same.`,
+If the stage does not answer, requests are routed by load alone, and counted. Ctrl-C ends
+the replay early; the summary is still printed.`,
 		example: `  kvindex replay --synthetic 5000
   kvindex replay --trace conversation_trace.jsonl --speed 10 --duration 2m
   kvindex replay --trace - --route random --limit 1000 --output json < trace.jsonl
@@ -68,13 +68,13 @@ ends the replay early; the summary is printed all the same.`,
 			fs.Float64Var(&c.sim.speed, "speed", c.sim.speed, "`times` the trace's own speed; 0: as fast as possible")
 			fs.Var(&choice{&c.sim.route, []string{routeIndex, routeRandom}}, "route", "send requests this `way`: by the index, or random")
 			fs.IntVar(&c.sim.workers, "workers", c.sim.workers, "workers in the fleet")
-			fs.StringVar(&c.sim.prefix, "worker-prefix", c.sim.prefix, "workers are called this and a number; two replays at once need two `names`")
+			fs.StringVar(&c.sim.prefix, "worker-prefix", c.sim.prefix, "`prefix` of the workers' names; two replays at once need different ones")
 			fs.IntVar(&c.sim.capacity, "capacity", c.sim.capacity, "`blocks` that a worker's cache holds")
 			fs.IntVar(&c.sim.blockSize, "block-size", c.sim.blockSize, "`tokens` a block; must divide 512")
 			fs.StringVar(&c.sim.model, "model", c.sim.model, "`name` of the model that is served")
 			fs.Var(&choice{&c.sim.hasher, []string{index.Flash.String(), index.Dynamo.String()}}, "hasher", "`scheme` of the block hashes: flash or dynamo")
-			fs.DurationVar(&c.sim.heartbeat, "heartbeat", c.sim.heartbeat, "a worker without events says that it lives after this `time`")
-			fs.BoolVar(&c.stay, "stay", false, "after the last request keep the workers alive until interrupted")
+			fs.DurationVar(&c.sim.heartbeat, "heartbeat", c.sim.heartbeat, "send a heartbeat for a worker without events after this `time`")
+			fs.BoolVar(&c.stay, "stay", false, "after the last request, keep the workers alive until interrupted")
 			outputFlag(fs, &c.output)
 		},
 		run: func(ctx context.Context, con *console, _ []string) error { return c.run(ctx, con) },

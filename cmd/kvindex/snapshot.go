@@ -36,18 +36,18 @@ func snapshotCommand() command {
 		sub: []command{{
 			use:   "inspect",
 			short: "List what the snapshot topic holds, and check it (exit code 3)",
-			long: `Inspect reads the snapshot topic as a restore would, committed records only, and lists of
-each partition the floor, from which a restore would replay, and of each worker-rank the
-offset W up to which its snapshot holds everything, its size and its marks. Every chunk is
-checked against its CRC-32C and decoded. Exit code 3 if a restore would have to discard
-anything.`,
+			long: `Inspect reads the snapshot topic as a restore would, committed records only. For each
+partition it lists the floor, from which a restore would replay, and for each worker-rank
+the offset W up to which its snapshot holds everything, its size and its marks. Every
+chunk is checked against its CRC-32C and decoded. The exit code is 3 if a restore would
+have to discard anything.`,
 			example: `  kvindex snapshot inspect
   kvindex snapshot inspect --partition 3 --output json`,
 			flags: func(fs *pflag.FlagSet) {
 				c.kafka.flags(fs)
 				topicFlag(fs, &c.topic)
 				snapshotTopicFlag(fs, &c.snapshotTopic)
-				fs.Int32SliceVar(&c.partitions, "partition", nil, "look only at the partitions of these `numbers`")
+				fs.Int32SliceVar(&c.partitions, "partition", nil, "look only at the partitions with these `numbers`")
 				timeoutFlag(fs, &c.timeout, time.Minute, "give up after this `time`")
 				outputFlag(fs, &c.output)
 			},

@@ -25,17 +25,17 @@ func statusCommand() command {
 	var workers bool
 	return command{
 		use:   "status",
-		short: "Show how a stage is doing (exit code 3 if it is not ready)",
-		long: `Status shows an instance: each partition's state, position and lag, the floor from which a
-restart would replay, the models, what was counted. Exit code 3 if it is not ready, 1 if
-it cannot be asked.`,
+		short: "Show the state of a stage (exit code 3 if it is not ready)",
+		long: `Status shows the state of an instance: each partition's state, position and lag, the floor
+from which a restart would replay, the models, and the counters. The exit code is 3 if it
+is not ready, and 1 if it cannot be asked.`,
 		example: `  kvindex status
   kvindex status --workers
   kvindex status --output json | jq '.partitions[] | {partition, state, lag}'`,
 		flags: func(fs *pflag.FlagSet) {
 			stage.flags(fs)
 			timeoutFlag(fs, &timeout, 5*time.Second, "give up after this `time`")
-			fs.BoolVar(&workers, "workers", false, "list the worker-ranks too (text only)")
+			fs.BoolVar(&workers, "workers", false, "also list the worker-ranks (text only)")
 			outputFlag(fs, &output)
 		},
 		run: func(ctx context.Context, con *console, _ []string) error {

@@ -51,15 +51,15 @@ func topicsCommand() command {
 		short: "Create the topics, or check them",
 		sub: []command{{
 			use:   "create",
-			short: "Create the topics that are not there yet",
+			short: "Create the topics that do not exist yet",
 			long: `Create makes the events topic (deleted by age, stamped by the broker) and the snapshot
-topic (compacted, as many partitions), with the settings that kvindex relies on. A topic
-that exists is left as it is; then both are checked as "topics check" does, and against
-the partitions, replication factor and retention that were asked for (not against their
-defaults). Exit code 3 if anything is not so.
+topic (compacted, as many partitions), with the settings that kvindex relies on. An
+existing topic is left as it is. Then both are checked, as "topics check" does and
+against the partitions, replication factor and retention that were asked for (not their
+defaults). The exit code is 3 if anything is wrong.
 
-Retention of the events bounds how long a stage may be away: what lies before the floors
-(the consumer group's offsets) is safe to delete at any time.`,
+The retention of the events limits how long all stages may be down; records before the
+floors (the consumer group's offsets) can be deleted at any time.`,
 			example: `  kvindex topics create
   kvindex topics create --brokers kafka:9092 --partitions 32 --replication-factor 3`,
 			flags: func(fs *pflag.FlagSet) {
@@ -89,8 +89,8 @@ Retention of the events bounds how long a stage may be away: what lies before th
 		}, {
 			use:   "check",
 			short: "Say what is wrong with the topics (exit code 3)",
-			long: `Check says what about the topics, as they are, would make a stage answer wrongly, restore
-wrongly or not at all. Exit code 3 if there is anything.`,
+			long: `Check reports whatever about the topics would make a stage answer wrongly, restore wrongly
+or not restore at all. The exit code is 3 if there is anything.`,
 			example: `  kvindex topics check --brokers kafka:9092 --output json`,
 			flags: func(fs *pflag.FlagSet) {
 				common(fs)

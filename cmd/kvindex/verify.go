@@ -38,16 +38,16 @@ func verifyCommand() command {
 	var c verifyConfig
 	return command{
 		use:   "verify",
-		short: "Prove a stage exact: compare its answers with the topic's own",
+		short: "Prove that a stage is exact: compare its answers with the events topic",
 		long: `Verify reads the events topic from its start with an independent, slow and simple
-implementation, waits until the stage has applied the very same offsets, and then compares
-what the stage knows of every worker and answers to random queries. Any difference is
-printed, and the exit code is 3.
+implementation, waits until the stage has applied exactly the same offsets, and then
+compares what the stage knows of every worker, and its answers to random queries. It prints
+every difference; the exit code is 3 if there is any.
 
-Answers can only be compared while no new records arrive; records that are far apart, such
-as heartbeats, do no harm. The log must be whole: what was trimmed cannot be checked. With
---follow the command stays, remembers what it has read, and compares again for each line on
-standard input, so that the log may be trimmed in between.`,
+Answers can only be compared while no new records arrive; occasional records, such as
+heartbeats, do no harm. The log must be complete: what was trimmed cannot be checked. With
+--follow the command keeps running, remembers what it has read, and compares again for each
+line on standard input, so that the log can be trimmed in between.`,
 		example: `  kvindex verify
   kvindex verify --queries 10000 --seed 2 --output json
   (echo; sleep 60; echo) | kvindex verify --follow`,
@@ -56,7 +56,7 @@ standard input, so that the log may be trimmed in between.`,
 			c.asked.flags(fs)
 			fs.IntVar(&c.queries, "queries", 1000, "compare the answers to `N` queries")
 			fs.Uint64Var(&c.seed, "seed", 1, "seed of the queries")
-			fs.DurationVar(&c.grace, "worker-grace", time.Hour, "the stage's worker-grace, a `time`")
+			fs.DurationVar(&c.grace, "worker-grace", time.Hour, "the stage's --worker-grace, a `time`")
 			timeoutFlag(fs, &c.timeout, time.Minute, "give up if the stage has not got there after this `time`")
 			fs.BoolVar(&c.follow, "follow", false, "compare again for each line on standard input, until it ends")
 			outputFlag(fs, &c.output)
