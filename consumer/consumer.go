@@ -1,3 +1,6 @@
+// This file is the consumer: the goroutine that polls, the one that watches the topic, and the
+// partitions that both serve.
+
 package consumer
 
 import (

@@ -1,3 +1,6 @@
+// This file is one partition's goroutine: it restores, applies what is fetched, and is paused when it
+// falls behind.
+
 package consumer
 
 import (

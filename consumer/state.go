@@ -1,3 +1,5 @@
+// This file names the states of a partition.
+
 package consumer
 
 // State is where a partition stands in its life.

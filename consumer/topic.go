@@ -1,3 +1,5 @@
+// This file asks brokers about a topic and the bounds of its log.
+
 package consumer
 
 import (
