@@ -1,3 +1,5 @@
+// This file applies records: the rules of key, epoch, producer and sequence, then a record's events.
+
 package pipeline
 
 import (

@@ -1,3 +1,5 @@
+// This file tells the time by the broker's clock.
+
 package pipeline
 
 import (

@@ -1,3 +1,5 @@
+// This file is the stage's configuration, its defaults and its check.
+
 package pipeline
 
 import (

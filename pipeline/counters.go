@@ -1,3 +1,5 @@
+// This file names what a partition counts.
+
 package pipeline
 
 import "sync/atomic"

@@ -1,3 +1,5 @@
+// This file keeps an index for each model.
+
 package pipeline
 
 import (

@@ -1,3 +1,5 @@
+// This file decides which partition a worker belongs to.
+
 package pipeline
 
 import "sync"

@@ -1,3 +1,5 @@
+// This file is one partition of the stage as the consumer drives it.
+
 package pipeline
 
 import (

@@ -1,3 +1,5 @@
+// This file restores a partition from its snapshots.
+
 package pipeline
 
 import (

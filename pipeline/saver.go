@@ -1,3 +1,5 @@
+// This file writes a partition's snapshots while this instance has the duty.
+
 package pipeline
 
 import (

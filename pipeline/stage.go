@@ -1,3 +1,5 @@
+// This file is the stage: it starts all parts and stops them in order.
+
 package pipeline
 
 import (

@@ -1,3 +1,5 @@
+// This file is what a partition knows of a worker and of each of its ranks.
+
 package pipeline
 
 import (
