@@ -1,5 +1,7 @@
 package schemas
 
+// This file bounds what a record may ask for.
+
 // Limits bound what a record may ask for. The zero value of a field means its
 // default.
 type Limits struct {

@@ -1,4 +1,4 @@
-// Counting what a function allocates, in a process in which others do.
+// This file counts what a function allocates, in a process in which others allocate too.
 
 package testcontainers
 

@@ -1,4 +1,4 @@
-// The interface that every broker for tests satisfies, and the broker that somebody else runs.
+// This file is the interface that every broker for tests satisfies, and the broker that somebody else runs.
 
 package testcontainers
 

@@ -1,4 +1,4 @@
-// The cache of what is fetched once for all test runs: one folder a thing, a lock beside it.
+// This file caches what is fetched once for all test runs: one folder for each thing, with a lock next to it.
 
 package testcontainers
 

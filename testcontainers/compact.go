@@ -1,4 +1,4 @@
-// Making a broker compact a topic now.
+// This file makes a broker compact a topic now.
 
 package testcontainers
 

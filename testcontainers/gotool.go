@@ -1,4 +1,4 @@
-// A Go program by its module, for tests that run other clients than ours.
+// This file builds a Go program of another module, for tests that run other clients than ours.
 
 package testcontainers
 

@@ -1,4 +1,4 @@
-// What tests need of any broker: names, clients, topics, offsets.
+// This file has what tests need of any broker: names, clients, topics, offsets.
 
 package testcontainers
 

@@ -1,4 +1,4 @@
-// Where a real Kafka comes from: the JDK that runs it and the jars that Maven fetches, or a text that says what to install.
+// This file finds the JDK that runs a real Kafka, and fetches its jars with Maven; errors say what to install.
 
 package testcontainers
 

@@ -1,4 +1,4 @@
-// The broker inside the test process: franz-go's kfake.
+// This file is the broker inside the test process: franz-go's kfake.
 
 package testcontainers
 

@@ -1,4 +1,4 @@
-// A real Apache Kafka as processes on the loopback interface.
+// This file runs a real Apache Kafka as processes on the loopback interface.
 
 package testcontainers
 

@@ -1,4 +1,4 @@
-// Waiting for what another process does: by asking again until a deadline, never by a fixed pause.
+// This file waits for what another process does: by asking again until a deadline, never by a fixed pause.
 
 package testcontainers
 

@@ -1,4 +1,4 @@
-// Ports that stay free while nobody listens on them.
+// This file gives tests ports that stay free while nobody listens on them.
 
 package testcontainers
 

@@ -1,4 +1,4 @@
-// One broker process: its own process group, its end observed, killed with the test process.
+// This file is one broker process: its own process group, its end observed, killed with the test process.
 
 package testcontainers
 

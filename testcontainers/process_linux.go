@@ -1,4 +1,4 @@
-// Linux: the kernel kills the broker when the test process dies.
+// This file is for Linux, where the kernel kills the broker when the test process dies.
 
 package testcontainers
 

@@ -1,6 +1,6 @@
 //go:build !linux
 
-// Elsewhere no kernel does it: a killed test process leaves its broker running.
+// This file is for other systems, where a killed test process leaves its broker running.
 
 package testcontainers
 

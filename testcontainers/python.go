@@ -1,4 +1,4 @@
-// A Python with packages from PyPI, for tests that run other clients than ours.
+// This file makes a Python with packages from PyPI, for tests that run other clients than ours.
 
 package testcontainers
 

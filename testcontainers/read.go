@@ -1,4 +1,4 @@
-// Reading a topic to its end by raw fetches: the position is known even where the log ends in markers or gaps.
+// This file reads a topic to its end by raw fetches: the position is known even where the log ends in markers or gaps.
 
 package testcontainers
 

@@ -1,4 +1,4 @@
-// The integration suite: each test against each kind of broker, the real one started once for a package's tests.
+// This file is the integration suite: each test runs against each kind of broker; the real one is started once for all tests of a package.
 
 package testcontainers
 
