@@ -207,7 +207,7 @@ func TestStartFailsOnAnAddressInUse(t *testing.T) {
 
 func TestNegativeLimitsAreRefused(t *testing.T) {
 	_, err := NewServer(newFake(), Config{Limits: Limits{MaxTokens: -1, Deadline: -1}})
-	if err == nil || !strings.Contains(err.Error(), "max tokens") || !strings.Contains(err.Error(), "deadline") {
+	if err == nil || !strings.Contains(err.Error(), "max-tokens") || !strings.Contains(err.Error(), "query-deadline") {
 		t.Errorf("got %v, want both named", err)
 	}
 }

@@ -37,38 +37,38 @@ type Limits struct {
 	RequestTimeout time.Duration // for a whole request to arrive, and for its answer to be taken; default 15 s
 }
 
-// Validate reports every negative field.
+// Validate reports every field that is out of range, by the name of its flag if it has one.
 func (l Limits) Validate() error {
 	var errs []error
 	for _, f := range []struct {
 		name string
 		bad  bool
 	}{
-		{"max request bytes", l.MaxRequestBytes < 0},
-		{"max tokens", l.MaxTokens < 0},
-		{"max blocks", l.MaxBlocks < 0},
-		{"max name bytes", l.MaxNameBytes < 0},
-		{"max multimodal entries", l.MaxMultimodal < 0},
-		{"max workers filter", l.MaxWorkersFilter < 0},
-		{"max offsets", l.MaxOffsets < 0},
-		{"max batch", l.MaxBatch < 0},
-		{"max batch matches", l.MaxBatchMatches < 0},
-		{"max waiting", l.MaxWaiting < 0},
-		{"deadline", l.Deadline < 0},
-		{"max streams", l.MaxStreams < 0},
-		{"max concurrent", l.MaxConcurrent < 0},
-		{"max queue", l.MaxQueue < 0},
-		{"queue timeout", l.QueueTimeout < 0},
-		{"max runnable", l.MaxRunnable < 0},
-		{"max unread bytes", l.MaxUnreadBytes < 0},
-		{"max connections", l.MaxConnections < 0},
-		{"max header bytes", l.MaxHeaderBytes < 0 || l.MaxHeaderBytes > math.MaxInt32},
-		{"header timeout", l.HeaderTimeout < 0},
-		{"idle timeout", l.IdleTimeout < 0},
-		{"request timeout", l.RequestTimeout < 0},
+		{"max-request-bytes", l.MaxRequestBytes < 0},
+		{"max-tokens", l.MaxTokens < 0},
+		{"max-blocks", l.MaxBlocks < 0},
+		{"max-name-bytes", l.MaxNameBytes < 0},
+		{"max-multimodal-entries", l.MaxMultimodal < 0},
+		{"max-workers-filter", l.MaxWorkersFilter < 0},
+		{"max-offsets", l.MaxOffsets < 0},
+		{"max-batch", l.MaxBatch < 0},
+		{"max-batch-matches", l.MaxBatchMatches < 0},
+		{"max-waiting", l.MaxWaiting < 0},
+		{"query-deadline", l.Deadline < 0},
+		{"max-streams", l.MaxStreams < 0},
+		{"max-concurrent", l.MaxConcurrent < 0},
+		{"max-queue", l.MaxQueue < 0},
+		{"queue-timeout", l.QueueTimeout < 0},
+		{"max-runnable", l.MaxRunnable < 0},
+		{"max-unread-bytes", l.MaxUnreadBytes < 0},
+		{"max-connections", l.MaxConnections < 0},
+		{"max-header-bytes", l.MaxHeaderBytes < 0 || l.MaxHeaderBytes > math.MaxInt32},
+		{"header-timeout", l.HeaderTimeout < 0},
+		{"idle-timeout", l.IdleTimeout < 0},
+		{"request-timeout", l.RequestTimeout < 0},
 	} {
 		if f.bad {
-			errs = append(errs, errors.New("query limit "+f.name+" is out of range"))
+			errs = append(errs, errors.New(f.name+": out of range"))
 		}
 	}
 	return errors.Join(errs...)
