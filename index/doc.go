@@ -1,16 +1,16 @@
 // Package index keeps in memory which worker-rank of a fleet holds which
 // KV-cache blocks of one model, and answers how many leading blocks of a prompt
-// each of them has already.
+// each of them already has.
 //
 // # Layers
 //
-// A BlockHasher turns a prompt's tokens into local hashes, and Chain those into
-// sequence hashes, of which each names a whole prefix. An Index knows workers:
+// A BlockHasher turns a prompt's tokens into local hashes, and Chain turns those into
+// sequence hashes, each of which names a whole prefix. An Index knows workers:
 // it gives each worker-rank a slot for every tier that it uses and for what tiers hold
-// together (tiers.go), and turns the answers of a Structure, which knows slots alone, into answers about workers.
-// Such Structures are RunIndex, the fast one, PositionalIndex, ConcurrentRadixTree,
-// which takes opaque hashes, and RadixTree, which counts recent queries; package
-// indextest says what one must do and checks it.
+// together (tiers.go), and turns the answers of a Structure, which knows only slots, into
+// answers about workers. The Structures are RunIndex, the fast one, PositionalIndex,
+// ConcurrentRadixTree, which takes opaque hashes, and RadixTree, which counts recent
+// queries; package indextest says what a Structure must do, and checks it.
 //
 //	x := index.New(index.NewRunIndex())
 //	w := x.AddWorker("worker-7", 0, nil)
@@ -18,8 +18,8 @@
 //	var r index.Result
 //	x.Find(&index.Query{Locals: prompt, TopK: 3}, &r)
 //
-// The package knows no Kafka and no clock, and contexts only in Pool, which has
-// goroutines of its own for those who have none for each worker.
+// The package knows nothing of Kafka or clocks, and uses contexts only in Pool, which has
+// goroutines of its own for programs without a goroutine for each worker.
 //
 // # What holds
 //
@@ -27,29 +27,29 @@
 //     query is the largest n such that the query's first n blocks are all in the
 //     set. Nothing past a hole counts; it stays in the set, and counts again when
 //     the hole is filled. (Trees that drop the descendants of a removed block
-//     answer differently then.)
+//     would then answer differently.)
 //   - Parent and position of an event only place its blocks. A block whose parent
 //     is not held, an orphan, is kept out of reach until all its ancestors are
-//     held. Its claimed position is tested then, never trusted.
-//   - A block with the right local hash and another prefix is never credited: a
+//     held. Only then is its claimed position checked; it is never trusted.
+//   - A block with the right local hash but another prefix is never credited: a
 //     search compares sequence hashes, and sets of slots as sets.
 //   - An opaque hash is an engine's own and cannot be computed from local hashes. A
 //     slot's depth is then the largest n such that n of its blocks follow each other,
 //     the first without a parent, each of the others with the one before as its parent,
-//     and their local hashes are the query's first n. Trees answer so; the others
-//     refuse such blocks. A hash that is held already is a duplicate, whatever parent
-//     and local hash it comes with.
-//   - An answer gives depths by tier, cumulative: of the device tier, of device and
-//     host together, and so on, where each block is in one tier or another. Together
-//     tiers are a set like one of them; opaque hashes have to be of the same parent and
-//     local hash in each, as they are if they identify the whole prefix: the place that
-//     the first tier gave a block counts for as long as any has it.
+//     and their local hashes are the query's first n. Trees answer this; the other
+//     structures refuse such blocks. A hash that is already held is a duplicate, whatever
+//     parent and local hash it comes with.
+//   - An answer gives cumulative depths by tier: of the device tier, of device and
+//     host together, and so on, where each block is in one of these tiers. Several
+//     tiers together are a set like a single one; an opaque hash must have the same parent
+//     and local hash in each tier, as it does if it identifies the whole prefix: the place
+//     that the first tier gave a block counts for as long as any tier has it.
 //   - A worker-rank without lower tiers has one slot. Each lower tier in use costs two
-//     more, one of which holds what that tier and all before it hold; nothing is counted
-//     or dumped twice for it.
-//   - A slot is handed out again only after it was cleared, and a Find that saw
-//     slots change hands starts over: nobody is credited with what another held.
-//   - Memory is that of what is live. There is no largest number of workers, of
+//     more, one of which holds what that tier and all before it hold; that slot's blocks
+//     are neither counted nor dumped.
+//   - A slot is handed out again only after it was cleared, and a Find during which
+//     slots changed hands starts over: nobody is credited with what another held.
+//   - Memory is that of what is live. There is no limit on the number of workers, of
 //     blocks of a worker, or of holders of a block. What stays after a peak: of a
 //     PositionalIndex the shared map's table, 13 to 34 bytes a block of the peak,
 //     until less than about a hundredth of it is left; of a RunIndex its table, some
@@ -61,14 +61,14 @@
 //
 // Find and Stats may be called by any goroutine at any moment, take no lock that a
 // writer holds during an event, and never wait for one. (With a filter by name, or
-// after losing to reused slots three times, Find takes the lock under which
-// workers are added and retired, and lower tiers come into use and go out of it. In a tree, it takes locks of nodes with several
-// children, for reading, that a writer holds while it puts one child in or out, or,
-// once most of many are gone, copies the others.) A Worker is written by one
+// after losing to reused slots three times, Find takes the lock under which workers are
+// added and retired, and under which lower tiers come into use and go out of it. In a tree,
+// it takes read locks of nodes with several children; a writer holds these while it adds or
+// removes one child or, once most of many are gone, copies the others.) A Worker is written by one
 // goroutine at a time; different workers go on at once and wait for each other only
 // for the moment in which they touch the same block, or while the shared map grows. A
-// reader may see half of an event, and each block that it counts for a worker was held
-// by it at some moment during the call.
+// reader may see half of an event, but each block that it counts for a worker was held
+// by that worker at some moment during the call.
 //
 // Locks, in the order in which they are taken: Index.mu, then those of the
 // Structure; in a PositionalIndex a bucket of heads, then a head, then a bucket of
@@ -78,10 +78,9 @@
 //
 // # Costs of PositionalIndex
 //
-// Measured on two shared cores of a server that had other work to do, so upper
-// bounds more than anything, on event traces of a conversation workload (512
-// tokens a block; 8 and 64 workers that share little, 7,000 in groups of seven that
-// are equal), and with
+// Measured on two cores of a busy server, so these are upper bounds, on event traces of a
+// conversation workload (512 tokens a block; 8 and 64 workers that share little, 7,000 in
+// groups of seven that are equal), and with
 //
 //	go test -run '^$' -bench . -count 10 ./index
 //
@@ -100,8 +99,8 @@
 //
 // # Costs of RunIndex
 //
-// On the same files, in the processor's time of one thread on such a machine,
-// hashing and the processor's time for fresh memory included:
+// On the same files, CPU time of one thread on such a machine, including hashing and
+// the time for fresh memory:
 //
 //	a block stored          17 to 33 ns; 7 ns if it is there; 390 ns in an event of its own
 //	a block removed         10 to 17 ns leaf first, 6 ns where seven slots are equal; 220 ns one by one in random order
@@ -118,7 +117,7 @@
 //
 // # Costs of the trees
 //
-// On the same files, as of RunIndex, by kvindex bench index --mode seq and --mode mem:
+// On the same files as RunIndex, by kvindex bench index --mode seq and --mode mem:
 //
 //	a block stored          250 to 430 ns; 12 ns if it is there
 //	a block removed         175 to 235 ns
@@ -136,8 +135,7 @@
 //
 // # Why xsync v3
 //
-// The shared map is a MapOf of github.com/puzpuzpuz/xsync/v3, the project's settled
-// dependency: reads without locks or writes to memory, Compute to free an entry
-// without a race with whoever wants it, and a table that shrinks. v4 offers nothing
-// more that is needed here.
+// The shared map of a PositionalIndex is a MapOf of github.com/puzpuzpuz/xsync/v3: reads
+// without locks or writes to memory, Compute to free an entry without a race with whoever
+// wants it, and a table that shrinks. v4 offers nothing more that is needed here.
 package index

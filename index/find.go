@@ -52,8 +52,8 @@ func (r *Result) Depths(i int) Depths {
 	return Depths{d, d, d, d}
 }
 
-// reuseRetries is how often a Find starts over because slots changed hands
-// under it before it holds back those who hand them out.
+// reuseRetries is how often a Find starts over, because slots changed hands during
+// it, before it takes the lock under which they are handed out.
 const reuseRetries = 3
 
 // Find makes r the answer to q. Workers that hold none of the query's leading
@@ -89,21 +89,21 @@ func (x *Index) Find(q *Query, r *Result) {
 	}
 }
 
-// deepEnough leaves out the workers whose deepest depth is less than least.
+// deepEnough leaves out the workers whose deepest depth is below least.
 func (r *Result) deepEnough(least int) {
 	if least > 1 { // no match is shallower
 		r.filter(func(i int) bool { return r.Depths(i)[Tiers-1] >= least })
 	}
 }
 
-// keep leaves out the workers that f refuses.
+// keep leaves out the workers that f refuses; a nil f refuses none.
 func (r *Result) keep(f func(*Worker) bool) {
 	if f != nil {
 		r.filter(func(i int) bool { return f(r.Matches[i].Worker) })
 	}
 }
 
-// filter leaves the matches, by their number, that f wants.
+// filter keeps the matches whose index f accepts.
 func (r *Result) filter(f func(i int) bool) {
 	kept := r.Matches[:0]
 	for i, m := range r.Matches {
@@ -220,9 +220,9 @@ func (r *Result) gather(x *Index, found []SlotMatch) {
 	r.settle()
 }
 
-// settle makes the depths whole. A union of which nothing was
-// found has no slot of its own, or was searched at another moment than the one before
-// it: what that one holds is in it too.
+// settle makes the depths cumulative. A union of which nothing was found has no slot of
+// its own, or was searched at another moment than the one before it: it holds at least
+// what that one does.
 func (r *Result) settle() {
 	for i := range r.Matches {
 		m, d := &r.Matches[i], &r.depths[i]
@@ -234,8 +234,8 @@ func (r *Result) settle() {
 	}
 }
 
-// selectDeepest leaves the k deepest of r's matches with a query of so many blocks,
-// deepest first.
+// selectDeepest keeps the k deepest of r's matches, deepest first, with a query of that
+// many blocks.
 func (r *Result) selectDeepest(k, blocks int, turn uint64) {
 	all := r.slots.Matches[:0]
 	for i, m := range r.Matches {
@@ -260,8 +260,8 @@ func (r *Result) selectDeepest(k, blocks int, turn uint64) {
 	}
 }
 
-// order returns a number by which depths for a query of so many blocks compare as
-// they do one after the other, as many of them as fit into it: all below 32,768 blocks.
+// order returns a number that sorts depths, for a query of that many blocks, tier by
+// tier. It has room for all tiers below 32,768 blocks, else for the first ones.
 func (d Depths) order(blocks int) (n int) {
 	each := bits.Len(uint(blocks))
 	for t := 0; t < Tiers && (t+1)*each < 64; t++ {

@@ -33,10 +33,10 @@ func (e *PoolPanic) Error() string { return fmt.Sprintf("%v: panic: %v", ErrPool
 func (e *PoolPanic) Unwrap() error { return ErrPoolFailed }
 
 // Pool applies events to an Index with a fixed number of goroutines, for
-// programs that have no goroutine of their own for each worker. A worker-rank
-// belongs to the goroutine that had fewest when it was added, until it is retired, so
-// that its events are applied in the order in which they were handed over; those
-// of several workers go on at once.
+// programs that have no goroutine of their own for each worker. Until it is retired, a
+// worker-rank belongs to the goroutine that had fewest when it was added, so that its
+// events are applied in the order in which they were handed over; events of several
+// workers are applied in parallel.
 //
 //	p := index.NewPool(index.New(index.NewRunIndex()), 4, 1024)
 //	err := p.AddWorker("worker-7", 0, nil)
@@ -45,15 +45,15 @@ func (e *PoolPanic) Unwrap() error { return ErrPoolFailed }
 //	err = p.Flush(ctx)            // from here on Find knows of it
 //	err = p.Stop()                // once all is applied
 //
-// Each goroutine has a queue of a fixed number of events. Who hands over an event
-// when it is full waits until there is room, or the context ends: then the event is
-// not handed over. Slices in an event are the pool's from then on, and must not be
-// changed any more.
+// Each goroutine has a queue of a fixed number of events. If the queue is full, handing
+// over an event waits until there is room, or until the context ends: then the event is
+// not handed over. Slices in an event belong to the pool from then on, and must not be
+// changed.
 //
-// All methods may be called by any goroutine at any moment. Of the events of one
-// worker that several goroutines hand over at once, the order is any. Handing over
-// takes some 0.4 µs beside the event's own work (BenchmarkPoolStore, on two cores
-// that were busy), and allocates nothing.
+// All methods may be called by any goroutine at any moment. If several goroutines hand
+// over events of one worker at once, their order is undefined. Handing over takes some
+// 0.4 µs on top of the event's own work (BenchmarkPoolStore, on two busy cores), and
+// allocates nothing.
 type Pool struct {
 	x     *Index
 	lanes []*lane
@@ -116,8 +116,8 @@ const (
 	poolFlush
 )
 
-// NewPool starts a pool of that many goroutines, with a queue of so many events
-// each, both at least 1. The Index's workers must be added and written by the pool
+// NewPool starts a pool of that many goroutines, each with a queue of that many
+// events, both at least 1. The Index's workers must be added and written by the pool
 // alone; it may be read besides. Stop ends the goroutines.
 func NewPool(x *Index, goroutines, queue int) *Pool {
 	p := &Pool{x: x, workers: make(map[poolID]*poolWorker), failed: make(chan struct{})}

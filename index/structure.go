@@ -1,4 +1,4 @@
-// This file says what an index structure is.
+// This file defines what an index structure is.
 
 package index
 
@@ -32,8 +32,8 @@ type Effect struct {
 	Unknown       int // hashes to remove that were not held
 }
 
-// Structure is what every index structure is: sets of sequence hashes by slot,
-// searched by leading blocks. No slot is special and there is no largest one.
+// Structure is an index structure: sets of sequence hashes by slot, searched by
+// leading blocks. No slot is special and there is no largest one.
 //
 // Calls that name a slot come from one goroutine at a time for that slot; calls
 // for different slots, Find and Stats come from any goroutine at any moment.

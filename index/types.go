@@ -42,7 +42,7 @@ func (t Tier) String() string {
 	return fmt.Sprintf("Tier(%d)", uint8(t))
 }
 
-// Hasher is the scheme by which a model's producers make their hashes.
+// Hasher is the scheme that a model's producers use for their hashes.
 type Hasher uint8
 
 // The schemes. Flash and Dynamo differ only in how a LoRA name enters a local

@@ -148,7 +148,7 @@ func joinLines(text string) string {
 // frame is one execution of the command line.
 type frame struct {
 	con     *console
-	at      *cobra.Command // that was asked for, if there is such a one
+	at      *cobra.Command // the command that was asked for, if it exists
 	started bool           // its run was called: errors are no longer about usage
 
 	config, logLevel, logFormat string
