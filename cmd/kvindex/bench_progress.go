@@ -21,7 +21,7 @@ type benchProgress struct {
 	next time.Time // to show something
 }
 
-// Start begins something new, of that many whats; 0 if it is not known how many.
+// Start begins something new, with total of what it counts; 0 if that is not known.
 func (p *benchProgress) Start(what string, total int64) {
 	p.end()
 	p.what, p.total, p.done, p.next = what, total, 0, time.Now().Add(2*time.Second)

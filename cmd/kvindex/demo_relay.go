@@ -27,7 +27,7 @@ const (
 	demoHost     = 512 // blocks of an engine's CPU cache, where it has one
 	demoBuffer   = 500 // batches that an engine can replay
 	demoMoments  = 100 // requests whose way from engine to answer is timed
-	demoEpilogue = 10  // one of so many requests comes after the timing
+	demoEpilogue = 10  // while the relay is down, one in this many of a part's requests is served
 )
 
 // demoForms are the engines' kinds, in turn.

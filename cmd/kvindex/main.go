@@ -1,5 +1,5 @@
-// Command kvindex runs and tries out a kvindex stage: it serves the index, and
-// replays traces to it, asks it, checks it and shows it.
+// Command kvindex runs a kvindex stage or a relay, and has commands to query, inspect,
+// verify, measure and demonstrate them.
 package main
 
 import (

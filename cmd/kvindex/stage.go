@@ -44,8 +44,8 @@ func topicEnds(ctx context.Context, adm *kadm.Client, topic string) (map[int32]i
 	return ends, nil
 }
 
-// stageAtEnd waits until the stage is ready and has applied all there is of its
-// topic, and returns the offsets. What it waits for it tells.
+// stageAtEnd waits until the stage is ready and has applied everything in its topic, and
+// returns the offsets. It tells what it is waiting for.
 func stageAtEnd(ctx context.Context, address string, stage *client.Client, adm *kadm.Client, tell func(why string)) (*pb.StatusResponse, map[int32]int64, error) {
 	for last := "waiting for the stage"; ; {
 		st, ends, problem, err := stageAt(ctx, address, stage, adm)

@@ -1,4 +1,4 @@
-// Package kafkalog is what Kafka clients say, in the log of the process.
+// Package kafkalog puts what Kafka clients log into the log of the process.
 package kafkalog
 
 import (
@@ -20,8 +20,8 @@ const every = 10 * time.Second
 const most = 256
 
 // Log is a Kafka client's log: its warnings and errors, each at most once in ten
-// seconds and broker, with how many were left out; and at debug level all of
-// them, and what it tells of itself, which at info would drown the rest. Safe for
+// seconds per broker, with the number of those left out; at debug level all of
+// them, and also the client's info lines, which at info would drown the rest. Safe for
 // concurrent use.
 type Log struct {
 	to  *slog.Logger

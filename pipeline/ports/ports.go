@@ -1,7 +1,6 @@
-// Package ports gives out ports that stay free while nobody listens on them: for what
-// is started, killed and started again at the same address, by tests and by commands
-// that run beside each other. A port that the system chose is not that: somebody's
-// connection may have it meanwhile.
+// Package ports gives out ports that stay free while nobody listens on them, for what
+// tests and commands start, kill and start again at the same address. A port chosen by
+// the system is not reliable for that: another connection may get it meanwhile.
 package ports
 
 import (
@@ -11,13 +10,12 @@ import (
 	"strconv"
 )
 
-// Those given out lie below the range from which Linux takes the ports of outgoing
+// The ports given out lie below the range from which Linux takes the ports of outgoing
 // connections (32768 and up).
 const low, high = 20000, 32000
 
-// Row is a row of ports on loopback that nobody else is given before Release, in
-// whichever process, also while what they are for is down: the UDP socket of each is
-// held.
+// Row is a row of ports on loopback that nobody else, in any process, is given before
+// Release, even while what uses them is down: the UDP socket of each is held.
 type Row struct {
 	first int
 	held  []net.PacketConn

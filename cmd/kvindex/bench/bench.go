@@ -21,7 +21,7 @@ type Config struct {
 	File      string // a workload; of every mode but scale
 	Positions bool   // events say their positions, which files do not have
 
-	Runs            int     // seq, pool, dump: the median of so many
+	Runs            int     // seq, pool, dump: of which the median is told
 	EventWorkers    int     // pool, mixed: goroutines that apply events
 	Barrier         bool    // pool: each query waits for the events before it
 	Readers         int     // mixed: goroutines that ask
@@ -43,7 +43,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// modes are all modes. Those for concurrent structures refuse others.
+// modes are all modes. The concurrent ones refuse structures for one goroutine.
 var modes = []struct {
 	name       string
 	concurrent bool
@@ -98,7 +98,7 @@ func (c *Config) Validate() error {
 
 // Progress is told how far a measurement is, always by the same goroutine.
 type Progress interface {
-	Start(what string, total int64) // something new, of that many whats
+	Start(what string, total int64) // something new begins, with total of what it counts
 	Add(n int64)                    // n more are done
 }
 

@@ -1,6 +1,6 @@
-// This file is how requests are sent: as cheaply as can be, since the one who measures
-// has the same processors as the one who is measured. They are encoded beforehand, and
-// few answers are decoded: those are compared with the truth.
+// This file sends requests, as cheaply as possible, since the measuring process shares its
+// processors with the server that it measures. Requests are encoded beforehand, and only a few
+// answers are decoded: those are compared with the truth.
 
 package bench
 
@@ -32,14 +32,14 @@ import (
 	pb "kvindex/pipeline/query/kvindexpb"
 )
 
-// How much may be under way. A stage works on a few and lets some more wait: these are
-// enough to be refused by it.
+// How many requests may be under way: more than a stage works on and lets wait, so that it
+// refuses some.
 const (
 	unaryLanes  = 2048
-	streamLanes = 16 // each with so many as pipelined at a time
+	streamLanes = 16 // each with up to pipelined requests at a time
 	pipelined   = 64
 	jsonLanes   = 512 // connections
-	checkEvery  = 32  // answers: one of so many
+	checkEvery  = 32  // one in this many answers is checked
 )
 
 // prompt is a request, encoded.

@@ -45,8 +45,8 @@ type Config struct {
 	LoRA    float64 // share of requests with a LoRA adapter, 0 to 1
 	Salt    float64 // share of requests with a cache salt, 0 to 1
 	Seed    uint64  // of everything random
-	GapEach int     // one of so many batches of a rank is lost for good; 0: none
-	BadEach int     // one of so many batches of a rank is garbage; 0: none
+	GapEach int     // every GapEach-th batch of a rank is lost for good; 0: none
+	BadEach int     // every BadEach-th batch of a rank is garbage; 0: none
 
 	Logger *slog.Logger
 }

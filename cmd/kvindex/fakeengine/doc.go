@@ -1,15 +1,15 @@
-// Package fakeengine publishes KV cache events as vLLM or SGLang would that
-// serve a trace's requests, for demonstrations and tests: over ZeroMQ with a
-// replay socket, in the bytes that the engines' own code makes, with their order
-// of events, hashes of their own, and on request their faults.
+// Package fakeengine publishes KV cache events as a vLLM or SGLang engine that
+// serves a trace would, for demonstrations and tests: over ZeroMQ with a
+// replay socket, with the bytes and the order of events of the engines' own code,
+// hashes of its own, and on request the engines' faults.
 //
 // An [Engine] has one rank or more, each with a prefix cache on the GPU and
 // perhaps one in the CPU's memory, which takes what the GPU evicts. Each request
 // goes to a rank, and takes as many steps as its new blocks need; each step
-// that changes a cache is one batch. What the caches really hold can be asked,
-// as kvindex's hashes, so that a test can compare.
+// that changes a cache is one batch. The engine can be asked what its caches really
+// hold, in kvindex's hashes, so that a test can compare.
 //
-// What is left out: blocks of generated tokens, multimodal inputs, attention
+// Not simulated: blocks of generated tokens, multimodal inputs, attention
 // groups besides the one of full attention, partial blocks, second copies of a
 // block, SGLang's evicting of whole nodes (as many blocks go as are needed).
 //

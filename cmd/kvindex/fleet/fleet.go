@@ -1,4 +1,4 @@
-// This file is the workers together, and what is told of them at the end.
+// This file is all workers together, and the statistics of what they did.
 
 package fleet
 

@@ -127,8 +127,8 @@ func Generate(f io.WriteSeeker, trace fleet.Requests, c Config, step func()) (Ge
 	return g, out.Finish()
 }
 
-// locals appends the local hashes of blocks of which so many make up each hash
-// id. They are made of ids, not of tokens, so that a trace alone determines them.
+// locals appends the local hashes of the blocks of each hash id, each of them per id.
+// They are made of ids, not of tokens, so that a trace alone determines them.
 func locals(dst []index.LocalHash, ids []uint64, each int) []index.LocalHash {
 	var b [24]byte // the first 8 stay 0
 	for _, id := range ids {

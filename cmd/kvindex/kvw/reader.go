@@ -153,7 +153,7 @@ func (x *Reader) worker(op *Op) error {
 	return nil
 }
 
-// each reads a count and calls f for each of so many fields of that many bytes.
+// each reads a count, and calls f for that many fields of size bytes each.
 func (x *Reader) each(size int, what string, f func([]byte) error) error {
 	b, err := x.next(4, "count")
 	if err != nil {
