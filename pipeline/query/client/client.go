@@ -11,11 +11,10 @@ import (
 
 	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
-
-	"google.golang.org/grpc"
 
 	pb "kvindex/pipeline/query/kvindexpb"
 )
