@@ -114,12 +114,12 @@ func (r *Relay) observe(provider metric.MeterProvider) error {
 	for i, g := range rankGauges {
 		gauges[i] = gauge(g.name, g.help)
 	}
-	replays := counter("replays_total", "Questions to the engine's replay endpoint, by outcome.")
+	replays := counter("replays_total", "Requests to the engine's replay endpoint, by outcome.")
 	epochs := counter("epochs_total", "Epochs begun, by cause.")
-	leftOut := counter("left_out_total", "Blocks, and events or fields, of the engine that were not used or are worth a count, by reason.")
+	leftOut := counter("left_out_total", "Blocks, events or fields of the engine that were not used or are worth a count, by reason.")
 	blocks := gauge("blocks", "Blocks that the engine holds and that records tell of, by tier.")
 	ready := gauge("ready", "1 if every worker-rank has caught up with its engine and records of it are written.")
-	buffer := gauge("buffer_bytes", "The most bytes of records that may be on their way to Kafka.")
+	buffer := gauge("buffer_bytes", "Most bytes of records that may be on their way to Kafka.")
 	used := gauge("buffer_used_bytes", "Bytes of records on their way to Kafka.")
 	if failed != nil {
 		return failed
