@@ -80,14 +80,14 @@ func newInstruments(meter metric.Meter, g *gate, u *unread) (*instruments, error
 		metric.WithDescription("Requests answered, by transport, method and gRPC code."))
 	in.duration, errs[1] = meter.Float64Histogram("kvindex_query_duration",
 		metric.WithUnit("s"),
-		metric.WithDescription("Time from a request's arrival, read and decoded over gRPC, unread over HTTP, to its answer."),
+		metric.WithDescription("Time to answer a request: over gRPC after it was decoded, over HTTP including reading and decoding it."),
 		metric.WithExplicitBucketBoundaries(50e-6, 100e-6, 200e-6, 400e-6, 800e-6, 1.6e-3, 3.2e-3, 6.4e-3, 12.5e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5, 1))
 	in.inFlight, errs[2] = meter.Int64UpDownCounter("kvindex_query_in_flight",
 		metric.WithDescription("Requests being answered."))
 	in.panics, errs[3] = meter.Int64Counter("kvindex_query_panics",
 		metric.WithDescription("Requests that ended in a panic, answered as internal errors."))
 	in.reloads, errs[4] = meter.Int64Counter("kvindex_query_reload_failures",
-		metric.WithDescription("Files of certificates or tokens that have changed and cannot be used; what they said before stays."))
+		metric.WithDescription("Changed files of certificates or tokens that cannot be used; their former content stays in use."))
 	errs[5] = in.refused.init(meter)
 	for i, gauge := range []struct {
 		name, text string
@@ -106,7 +106,7 @@ func newInstruments(meter metric.Meter, g *gate, u *unread) (*instruments, error
 			}))
 	}
 	in.ignored, errs[10] = meter.Int64Counter("kvindex_query_ignored_fields",
-		metric.WithDescription("Fields of requests to the drop-in APIs that are unknown and were ignored."))
+		metric.WithDescription("Unknown fields in requests to the drop-in APIs, which were ignored."))
 	for _, m := range []method{mooncakeMethod, dynamoMethod} {
 		in.api[m] = []metric.AddOption{metric.WithAttributeSet(attribute.NewSet(attribute.String("api", methodNames[m])))}
 		in.ignoredFields(m, 0)
