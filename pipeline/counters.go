@@ -59,7 +59,7 @@ var counterNames = [numCounters]struct{ name, help string }{
 	recordsApplied:        {"records_applied_total", "Event records applied."},
 	recordsHeartbeat:      {"records_heartbeat_total", "Heartbeats."},
 	recordsSkipped:        {"records_skipped_total", "Event records that a restored snapshot already held."},
-	recordsUndecodable:    {"records_undecodable_total", "Event records that cannot be decoded, passed over."},
+	recordsUndecodable:    {"records_undecodable_total", "Event records that cannot be decoded, skipped."},
 	recordsKeyMismatch:    {"records_key_mismatch_total", "Event records whose key is not their worker, refused."},
 	recordsInvalid:        {"records_invalid_total", "Event records that decode but make no sense, refused."},
 	recordsWrongPartition: {"records_wrong_partition_total", "Event records of a worker that belongs to another partition, refused."},

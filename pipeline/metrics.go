@@ -31,15 +31,15 @@ var partitionGauges = []struct {
 }{
 	{"kvindex_partition_position", "Next offset of the events topic to apply.", func(s scraped) float64 { return float64(s.Position) }},
 	{"kvindex_partition_lag_offsets", "Offsets between the position and the last stable offset.", func(s scraped) float64 { return float64(s.Lag) }},
-	{"kvindex_partition_behind_seconds", "Since when it is not known that everything committed is applied: the partition is behind, or the brokers are away.", func(s scraped) float64 { return s.p.behind(s.now).Seconds() }},
+	{"kvindex_partition_behind_seconds", "Time since the partition was last known to have applied everything committed: it is behind, or the brokers are away.", func(s scraped) float64 { return s.p.behind(s.now).Seconds() }},
 	{"kvindex_partition_newest_record_timestamp_seconds", "Broker's time of the newest event record applied, Unix seconds; 0: none.", func(s scraped) float64 { return float64(s.p.clock.newest.Load()) / 1000 }},
 	{"kvindex_partition_floor_offset", "Offset from which a restart replays; everything before it may be trimmed. -1 if there is none.", func(s scraped) float64 { return float64(s.Floor) }},
 	{"kvindex_partition_live", "1 if the partition is live, else 0.", func(s scraped) float64 { return truth(s.c.State() == consumer.Live) }},
 	{"kvindex_partition_paused", "1 while fetching waits for the partition's goroutine.", func(s scraped) float64 { return truth(s.Paused) }},
 	{"kvindex_partition_workers", "Worker-ranks known, retired ones included.", func(s scraped) float64 { return float64(s.PartitionStatus.Workers) }},
 	{"kvindex_snapshot_duty", "1 if this instance writes the partition's snapshots.", func(s scraped) float64 { return truth(s.SnapshotDuty) }},
-	{"kvindex_snapshot_age_seconds", "Since this instance last wrote a round of the partition's snapshots; 0: not its duty, or none yet.", func(s scraped) float64 { return s.SnapshotAge.Seconds() }},
-	{"kvindex_restore_duration_seconds", "What the last restore took until its replay began.", func(s scraped) float64 { return s.RestoreSeconds }},
+	{"kvindex_snapshot_age_seconds", "Time since this instance last wrote a round of the partition's snapshots; 0: not its duty, or none yet.", func(s scraped) float64 { return s.SnapshotAge.Seconds() }},
+	{"kvindex_restore_duration_seconds", "How long the last restore took until its replay began.", func(s scraped) float64 { return s.RestoreSeconds }},
 	{"kvindex_restore_snapshot_bytes", "Bytes of snapshot records that the last restore read.", func(s scraped) float64 { return float64(s.p.bytes.Load()) }},
 	{"kvindex_restore_blocks", "Blocks that the last restore put back.", func(s scraped) float64 { return float64(s.p.got.Load()) }},
 	{"kvindex_restore_reread_records", "Records read again by the last restore.", func(s scraped) float64 { return float64(s.Reread) }},
@@ -110,11 +110,11 @@ func (s *Stage) observe(provider metric.MeterProvider) error {
 	ready := gauge("kvindex_ready", "1 if every partition is live.")
 	states := gauge("kvindex_partitions", "Partitions in each state.")
 	reachable := gauge("kvindex_brokers_reachable", "1 if the events topic can be looked at; while it is 0, answers are from memory and nobody's silence counts.")
-	away := gauge("kvindex_brokers_away_seconds", "Since the events topic could last be looked at: near 0 while the brokers answer.")
+	away := gauge("kvindex_brokers_away_seconds", "Time since the events topic could last be looked at: near 0 while the brokers answer.")
 	blocks := gauge("kvindex_index_blocks", "(block, worker-rank, tier) triples held.")
 	entries := gauge("kvindex_index_entries", "Distinct blocks that a search can reach.")
 	workers := gauge("kvindex_index_workers", "Worker-ranks in the index.")
-	known := gauge("kvindex_workers", "Worker-ranks known, by what becomes of them in answers.")
+	known := gauge("kvindex_workers", "Known worker-ranks, by state.")
 	build := gauge("kvindex_build_info", "1, with what this process was built from.")
 
 	about := metric.WithAttributes(attribute.String("version", s.cfg.Version), attribute.String("go_version", runtime.Version()))
