@@ -38,13 +38,16 @@ func (s *Server) mount(mux *http.ServeMux, base string, routes []dropinRoute) {
 			w.Header().Set("Allow", allowed)
 			err = &httpError{http.StatusMethodNotAllowed, "METHOD_NOT_ALLOWED", r.URL.Path + " wants " + allowed}
 		}
-		writeError(w, &dropinError{err})
+		writeError(w, &dropinError{err: err})
 	})
 }
 
 // dropinError is an error as those APIs write it: {"error": text}, with our code
-// beside it.
-type dropinError struct{ err error }
+// beside it: as JSON, or packed as MessagePack.
+type dropinError struct {
+	err    error
+	packed bool
+}
 
 func (e *dropinError) Error() string { return e.err.Error() }
 func (e *dropinError) Unwrap() error { return e.err }
@@ -64,7 +67,7 @@ func notHere(why string) httpAnswer {
 	}
 }
 
-// dropinAnswer works out what was read and leaves its answer's JSON in s.out.
+// dropinAnswer works out what was read and leaves its answer in s.out.
 type dropinAnswer func(r *http.Request, in *dropinRequest, s *httpScratch) error
 
 // asks reads a request of these fields, of the API that m is of, and answers it. Like

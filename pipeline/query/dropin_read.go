@@ -24,6 +24,7 @@ type dropinRequest struct {
 	tenant    string
 	group     string
 	instance  string
+	rank      int32
 }
 
 // dropinFields are the fields of a kind of request, by name. Each function reads the

@@ -301,7 +301,7 @@ func TestDropinAnswersAreTheOracles(t *testing.T) {
 			s := serve(t, f, Config{})
 			prompt := func() (tokens []uint32, x index.Extra) {
 				for range 3 * (1 + rng.IntN(40)) {
-					tokens = append(tokens, uint32(rng.IntN(2))<<31)
+					tokens = append(tokens, uint32(rng.IntN(2))<<30)
 				}
 				if rng.IntN(4) == 0 {
 					x.LoRA = "adapter"
@@ -312,7 +312,7 @@ func TestDropinAnswersAreTheOracles(t *testing.T) {
 				return tokens, x
 			}
 			base, baseExtra := prompt()
-			for range 300 {
+			for i := range 300 {
 				tokens, x := prompt()
 				if rng.IntN(2) == 0 { // goes on from a common start
 					x, tokens = baseExtra, append(slices.Clone(base[:rng.IntN(len(base))/3*3]), tokens...)
@@ -334,6 +334,11 @@ func TestDropinAnswersAreTheOracles(t *testing.T) {
 				wantAnswer(t, s, "/mooncake/query", compact(map[string]any{
 					"model": "m", "token_ids": tokens, "lora_name": x.LoRA, "cache_salt": x.Salt, "block_size": 3}), mooncake)
 				wantAnswer(t, s, "/mooncake/query_by_hash", compact(map[string]any{"model": "m", "seq_hashes": seqs}), mooncake)
+				f.listed = nil
+				for w := range f.workers {
+					f.listed = append(f.listed, WorkerStatus{Worker: w.Worker, Rank: w.Rank, Model: "m", BlockSize: 3})
+				}
+				wantPacked(t, s, "/mooncake/query", packedQuery("m", 3, tokens, x, i%2 == 0), f.conductorTruth(blocks, ""))
 				dynamo := f.dynamoTruth(blocks)
 				wantAnswer(t, s, "/dynamo/query", compact(map[string]any{
 					"model_name": "m", "token_ids": tokens, "lora_name": x.LoRA, "cache_salt": x.Salt}), dynamo)
@@ -373,6 +378,11 @@ func TestDropinNumbers(t *testing.T) {
 	blocks := []index.LocalHash{1<<64 - 1, 1<<53 + 1, 1 << 63}
 	f.store(t, "w", 0, blocks...)
 	s := serve(t, f, Config{})
+	top := f.locals([]uint32{1<<32 - 1, 1 << 31}, index.Extra{})
+	f.store(t, "w", 1, top...)
+	for _, tokens := range []string{`4294967295,2147483648`, `"4294967295","2147483648"`} {
+		wantAnswer(t, s, "/mooncake/query", `{"model":"m","token_ids":[`+tokens+`]}`, f.mooncakeTruth("default", top))
+	}
 	seqs := index.Chain(nil, blocks)
 	spellings := map[string]func(uint64) string{
 		"numbers":        func(h uint64) string { return strconv.FormatUint(h, 10) },

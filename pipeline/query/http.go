@@ -28,7 +28,8 @@ const (
 	pathMetrics   = "/metrics"
 )
 
-// httpAnswer works a request out and leaves its answer's JSON in s.out.
+// httpAnswer works a request out and leaves its answer's JSON, or MessagePack if the
+// request is in it, in s.out.
 type httpAnswer func(w http.ResponseWriter, r *http.Request, s *httpScratch) error
 
 // httpScratch is the memory of one request, kept for the next.
@@ -38,6 +39,8 @@ type httpScratch struct {
 	more []byte          // a part of out that is written beside it
 	code int             // status of an answer other than 200, else 0
 	ctx  context.Context // with the request's span, if there is one; only while it is answered
+
+	packed bool // the request is in MessagePack, and so is its answer
 }
 
 var httpScratches = sync.Pool{New: func() any { return new(httpScratch) }}
@@ -118,7 +121,7 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 		start := time.Now()
 		s.in.begin(overHTTP)
 		scratch := httpScratches.Get().(*httpScratch)
-		scratch.code, scratch.ctx = 0, r.Context()
+		scratch.code, scratch.ctx, scratch.packed = 0, r.Context(), false
 		err := call(w, r, scratch)
 		var answer *unreadAnswer
 		if err == nil {
@@ -129,11 +132,15 @@ func (s *Server) endpoint(m method, verb string, answer httpAnswer) http.Handler
 		if err != nil {
 			s.refusedBusy(overHTTP, err)
 			if m.isDropin() {
-				err = &dropinError{err}
+				err = &dropinError{err, scratch.packed}
 			}
 			writeError(w, err)
 		} else {
-			writeJSON(w, cmp.Or(scratch.code, http.StatusOK), scratch.out)
+			write := writeJSON
+			if scratch.packed {
+				write = writePacked
+			}
+			write(w, cmp.Or(scratch.code, http.StatusOK), scratch.out)
 			answer.take()
 		}
 		scratch.ctx = nil
@@ -158,7 +165,7 @@ func (s *Server) gated(then httpAnswer) httpAnswer {
 				w.Header().Set("Connection", "close")
 			}
 		}()
-		if err := s.readBody(w, r, &scratch.in); err != nil {
+		if err := s.readBody(w, r, scratch); err != nil {
 			return err
 		}
 		if err := place.work(r.Context()); err != nil {

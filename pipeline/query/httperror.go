@@ -77,10 +77,15 @@ func writeError(w http.ResponseWriter, err error) {
 	case http.StatusUnauthorized:
 		w.Header().Set("WWW-Authenticate", `Bearer realm="kvindex"`)
 	}
+	if isFlat && flat.packed {
+		why, _ := errors.AsType[*packedRefusal](err)
+		writePacked(w, httpCode, appendPackedError(nil, message, code, why))
+		return
+	}
 	if isFlat {
 		body := appendString([]byte(`{"error":`), message)
 		body = append(append(body, `,"code":"`...), code...)
-		writeJSON(w, httpStatus(err), append(body, `"}`...))
+		writeJSON(w, httpCode, append(body, `"}`...))
 		return
 	}
 	body := append([]byte(`{"error":{"code":"`), code...)
@@ -90,17 +95,26 @@ func writeError(w http.ResponseWriter, err error) {
 }
 
 func writeJSON(w http.ResponseWriter, status int, body []byte) {
+	writeBody(w, status, jsonType, body, newline) // for the terminal's sake
+}
+
+func writePacked(w http.ResponseWriter, status int, body []byte) {
+	writeBody(w, status, packedType, body, nil)
+}
+
+func writeBody(w http.ResponseWriter, status int, media []string, body, end []byte) {
 	h := w.Header()
-	h["Content-Type"] = jsonType
-	h["Content-Length"] = []string{strconv.Itoa(len(body) + 1)}
+	h["Content-Type"] = media
+	h["Content-Length"] = []string{strconv.Itoa(len(body) + len(end))}
 	h["Cache-Control"] = noStore
 	w.WriteHeader(status)
 	w.Write(body)
-	w.Write(newline) // for the terminal's sake; an error here is the client's leaving
+	w.Write(end) // an error here is the client's leaving
 }
 
 var (
-	jsonType = []string{"application/json"}
-	noStore  = []string{"no-store"}
-	newline  = []byte{'\n'}
+	jsonType   = []string{"application/json"}
+	packedType = []string{packedMedia}
+	noStore    = []string{"no-store"}
+	newline    = []byte{'\n'}
 )

@@ -59,10 +59,10 @@ type multimodal struct {
 	Tokens     uint32   `json:"tokens"`
 }
 
-// readBody fills buf with a request's body, which must be JSON by its type and
-// within the limit.
-func (s *Server) readBody(w http.ResponseWriter, r *http.Request, buf *bytes.Buffer) error {
-	if t := r.Header.Get("Content-Type"); t != "" && t != "application/json" {
+// readBody fills scratch.in with a request's body, which must be JSON by its type,
+// unless it is known to be MessagePack, and within the limit.
+func (s *Server) readBody(w http.ResponseWriter, r *http.Request, scratch *httpScratch) error {
+	if t := r.Header.Get("Content-Type"); t != "" && t != "application/json" && !scratch.packed {
 		if media, _, err := mime.ParseMediaType(t); err != nil || media != "application/json" {
 			return &httpError{http.StatusUnsupportedMediaType, "UNSUPPORTED_MEDIA_TYPE",
 				fmt.Sprintf("Content-Type is %q: want application/json", t)}
@@ -76,8 +76,8 @@ func (s *Server) readBody(w http.ResponseWriter, r *http.Request, buf *bytes.Buf
 		w.Header().Set("Connection", "close")
 		return s.tooLarge()
 	}
-	buf.Reset()
-	if _, err := buf.ReadFrom(http.MaxBytesReader(w, r.Body, int64(s.limits.MaxRequestBytes))); err != nil {
+	scratch.in.Reset()
+	if _, err := scratch.in.ReadFrom(http.MaxBytesReader(w, r.Body, int64(s.limits.MaxRequestBytes))); err != nil {
 		if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 			return s.tooLarge()
 		}

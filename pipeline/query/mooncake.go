@@ -15,10 +15,10 @@ const mooncakeBase = "/mooncake"
 
 func (s *Server) mountMooncake(mux *http.ServeMux) {
 	s.mount(mux, mooncakeBase, []dropinRoute{
-		{mooncakeMethod, http.MethodPost, "/query", s.asks(mooncakeMethod, mooncakeQueryFields, s.mooncakeQuery)},
+		{mooncakeMethod, http.MethodPost, "/query", either(s.asks(mooncakeMethod, mooncakeQueryFields, s.mooncakeQuery), s.asksPacked(conductorQueryFields(s.limits), s.conductorQuery))},
 		{mooncakeMethod, http.MethodPost, "/query_by_hash", s.asks(mooncakeMethod, mooncakeHashFields, s.mooncakeByHash)},
-		{dropinMethod, http.MethodPost, "/register", s.asks(mooncakeMethod, mooncakeRegisterFields, s.mooncakeRegister)},
-		{dropinMethod, http.MethodPost, "/unregister", s.asks(mooncakeMethod, mooncakeRegisterFields, s.mooncakeUnregister)},
+		{dropinMethod, http.MethodPost, "/register", either(s.asks(mooncakeMethod, mooncakeRegisterFields, s.mooncakeRegister), s.asksPacked(conductorRegisterFields, s.conductorRegister))},
+		{dropinMethod, http.MethodPost, "/unregister", either(s.asks(mooncakeMethod, mooncakeRegisterFields, s.mooncakeUnregister), s.asksPacked(conductorUnregisterFields, s.conductorUnregister))},
 		{dropinMethod, http.MethodGet, "/health", always(`{"alive":true}`)},
 	})
 }
