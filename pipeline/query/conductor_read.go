@@ -81,8 +81,7 @@ func (in *dropinRequest) readPacked(body []byte, fields packedFields) error {
 		}
 		i := slices.IndexFunc(fields, func(f packedField) bool { return f.name == string(key) })
 		if i < 0 {
-			name := clip(key)
-			return &packedRefusal{"unknown field " + strconv.Quote(name), "unknown_field", textOf(name), -1}
+			return unknownPacked(key)
 		}
 		if seen&(1<<i) != 0 {
 			return refusePacked("invalid_value", fields[i].name, "is there twice")
@@ -103,12 +102,13 @@ func (in *dropinRequest) readPacked(body []byte, fields packedFields) error {
 	return nil
 }
 
-// textOf is s if it can be sent as text.
-func textOf(s string) string {
-	if !utf8.ValidString(s) {
-		return ""
+func unknownPacked(key []byte) error {
+	name := clip(key)
+	why := &packedRefusal{"unknown field " + strconv.Quote(name), "unknown_field", name, -1}
+	if !utf8.ValidString(name) {
+		why.field = "" // it could not be sent as text
 	}
-	return s
+	return why
 }
 
 // packedText is a string, and not an empty one unless it may be.
@@ -212,20 +212,29 @@ func packedTokens(most int) func(*dropinRequest, string, []byte) ([]byte, error)
 	}
 }
 
-// packedProfile is how an engine makes its hashes: a map of strings. Nothing of it
-// matters here.
-func packedProfile(in *dropinRequest, name string, value []byte) ([]byte, error) {
+// packedProfile is how an engine makes its hashes: strings by these names. What they
+// say matters to nobody here.
+func packedProfile(_ *dropinRequest, name string, value []byte) ([]byte, error) {
 	n, rest, err := msgp.ReadMapHeaderBytes(value)
 	if err != nil {
 		return nil, packedError(name, "a map", err)
 	}
-	for range 2 * uint64(n) {
+	for range n {
+		var key []byte
+		if key, rest, err = msgp.ReadStringZC(rest); err != nil {
+			return nil, packedError(name, "a map of strings", err)
+		}
+		if !slices.Contains(profileFields, string(key)) {
+			return nil, unknownPacked(key)
+		}
 		if _, rest, err = msgp.ReadStringZC(rest); err != nil {
 			return nil, packedError(name, "a map of strings", err)
 		}
 	}
 	return rest, nil
 }
+
+var profileFields = []string{"strategy", "algorithm", "python_hash_seed", "index_projection"}
 
 // conductorQueryFields are a query's.
 func conductorQueryFields(l Limits) packedFields {
