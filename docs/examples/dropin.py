@@ -1,6 +1,6 @@
 """Asks kvindex as clients of Mooncake's Conductor and of Dynamo's standalone indexer do."""
 import argparse, json, struct
-import requests, xxhash
+import msgpack, requests, xxhash
 
 cli = argparse.ArgumentParser(description=__doc__)
 cli.add_argument("--url", default="http://127.0.0.1:7401")
@@ -25,9 +25,17 @@ def ask(path, body):
     return answer.json()
 
 
+def ask_packed(path, body):
+    """As a client of the later Conductor does."""
+    answer = session.post(args.url + path, data=msgpack.packb(body), headers={"Content-Type": "application/msgpack"}, timeout=5)
+    answer.raise_for_status()
+    return msgpack.unpackb(answer.content)
+
+
 print(json.dumps({
     "/mooncake/query": ask("/mooncake/query", {"model": args.model, "block_size": BLOCK, "token_ids": tokens}),
     "/mooncake/query_by_hash": ask("/mooncake/query_by_hash", {"model": args.model, "block_size": BLOCK, "seq_hashes": seq}),
+    "/mooncake/query in MessagePack": ask_packed("/mooncake/query", {"model": args.model, "block_size": BLOCK, "token_ids": struct.pack(f"<{len(tokens)}i", *tokens)}),
     "/dynamo/query": ask("/dynamo/query", {"model_name": args.model, "token_ids": tokens}),
     "/dynamo/query_by_hash": ask("/dynamo/query_by_hash", {"model_name": args.model, "block_hashes": signed}),
     "/dynamo/workers": session.get(args.url + "/dynamo/workers", params={"model_name": args.model}, timeout=5).json(),

@@ -17,7 +17,7 @@ import (
 // stage what the oracle counts: five blocks of 16 tokens.
 func TestForeignClients(t *testing.T) {
 	python := testcontainers.Python(t, "confluent-kafka", "fastavro", "xxhash")
-	client := testcontainers.Python(t, "requests", "xxhash")
+	client := testcontainers.Python(t, "msgpack", "requests", "xxhash")
 	grpcurl := testcontainers.GoTool(t, "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.4")
 	b := testcontainers.NewKfake(t, testcontainers.KfakeConfig{})
 	topic := testcontainers.NewTopic(t, b, "kv-events", 1, nil)
@@ -32,9 +32,10 @@ func TestForeignClients(t *testing.T) {
 	}
 	mooncake := `{"default": {"42": {"longest_matched": 80, "GPU": 80, "DP": {"0": 80}, "CPU": 80, "DISK": 80}}}`
 	dynamo := `{"scores": {"42": {"0": 80}}, "frequencies": [], "instances": {"42": {"longest_matched": 80, "gpu": 80, "dp": {"0": 80}, "cpu": 80, "disk": 80}}}`
+	conductor := `{"instances": {"42": {"longest_matched": 80, "dp": {"0": 80}, "rank_matches": {"0": {"gpu": 80, "cpu": 80, "disk": 80}}, "gpu": 80, "cpu": 80, "disk": 80}}}`
 	place := fmt.Sprintf("kafka:%s/0", topic)
 	for path, want := range map[string]string{
-		"/mooncake/query": mooncake, "/mooncake/query_by_hash": mooncake,
+		"/mooncake/query": mooncake, "/mooncake/query_by_hash": mooncake, "/mooncake/query in MessagePack": conductor,
 		"/dynamo/query": dynamo, "/dynamo/query_by_hash": dynamo,
 		"/dynamo/workers": fmt.Sprintf(`[{"instance_id": 42, "source": "kafka", "status": "active", "model_name": "example", "routing_group": "default", `+
 			`"block_size": 16, "endpoints": {"0": %q}, "listeners": {"0": {"endpoint": %q, "status": "active"}}}]`, place, place),
