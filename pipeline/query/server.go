@@ -196,7 +196,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 // notReloaded tells of a file that has changed and cannot be used.
 func (s *Server) notReloaded(err error) {
 	s.in.reloads.Add(context.Background(), 1)
-	s.log.Error("a file that has changed cannot be used: what it said before stays", "error", err)
+	s.log.Error("a changed file cannot be used, its former content stays in use", "error", err)
 }
 
 // readiness is the source's, or that we are going.
