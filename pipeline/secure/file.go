@@ -61,7 +61,7 @@ func (w *watched[T]) get() (T, error) {
 		if w.failed != nil {
 			w.failed(err)
 		} else {
-			slog.Warn("a file that has changed cannot be used: what it said before stays", "error", err)
+			slog.Warn("a changed file cannot be used, its former content stays in use", "error", err)
 		}
 	}
 	return *v, nil
