@@ -6,7 +6,7 @@ package schemas
 // default.
 type Limits struct {
 	MaxRecordBytes int // of a value, framing included; default and most 4 MiB
-	MaxEvents      int // of a batch; default 65,536. An Event takes some 100 bytes of memory, and as little as one of the record's.
+	MaxEvents      int // of a batch; default 65,536. An Event takes some 100 bytes of memory, but may take only one byte of a record.
 }
 
 // DefaultLimits are the defaults of each field.

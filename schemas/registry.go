@@ -54,9 +54,9 @@ func (g *Registry) Add(schema string) (uint64, error) {
 
 // DecodeBatch decodes a record of any known schema into b: as Batch.Decode does
 // if it is the current one, else through goavro, which costs some forty times
-// as much and allocates up to 400 bytes a byte of the record. There, fields are matched by name: a missing one has
-// the default that the current schema gives it, one without default is
-// ErrInvalid, and unknown ones are passed over. An unknown kind of event is
+// as much and allocates up to 400 bytes for each byte of the record. There, fields are
+// matched by name: a missing one has the default that the current schema gives it, one
+// without default is ErrInvalid, and unknown ones are ignored. An unknown kind of event is
 // ErrInvalid, since what it changes cannot be known.
 func (g *Registry) DecodeBatch(b *Batch, value []byte) error {
 	fp, err := fingerprint(value)
