@@ -4,9 +4,9 @@
 //
 // It imports neither the stage nor the snapshots nor the hot decoder. It decodes
 // with goavro alone, keeps plain sets of sequence hashes a tier, and counts depths
-// one block at a time, looking for each in one tier after the other; all that it takes from the index are the types and the
-// chaining of one hash. It keeps every block ever stored and is made for tests,
-// not for speed: some microseconds a block.
+// one block at a time, looking for each in one tier after the other; all that it takes
+// from the index are the types and the chaining of one hash. It keeps every block ever
+// stored and is made for tests, not for speed: some microseconds a block.
 //
 // # What a record does to a worker-rank
 //

@@ -329,11 +329,13 @@ func TestChains(t *testing.T) {
 		step{worker: "a", events: events(root(4), fork, orphan, removed(1))},
 		step{worker: "b", events: events(root(2), on(index.Host, root(4)))})
 	got := make(map[string][][]index.LocalHash)
-	for wr, q := range o.Chains() {
-		if q.Model != "m" || q.BlockSize != 16 {
-			t.Errorf("query %+v", q)
+	for _, l := range o.leaves() {
+		if l.model != "m" || l.blockSize != 16 {
+			t.Errorf("leaf of model %s of %d", l.model, l.blockSize)
 		}
-		got[wr.Worker] = append(got[wr.Worker], q.Locals)
+		if locals := o.chain(l); locals != nil {
+			got[l.Worker] = append(got[l.Worker], locals)
+		}
 	}
 	for _, chains := range got {
 		slices.SortFunc(chains, slices.Compare)

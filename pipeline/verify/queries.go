@@ -3,7 +3,6 @@ package verify
 // This file makes queries that are worth asking: about what is held.
 
 import (
-	"iter"
 	"math/rand/v2"
 	"slices"
 
@@ -84,19 +83,6 @@ func (o *Oracle) chain(l leaf) []index.LocalHash {
 			return locals
 		}
 		seq = b.parent
-	}
-}
-
-// Chains yields the chains that worker-ranks hold, in whatever tier, from the root to
-// each last block, one for each worker-rank and last block. What lies before the last
-// block may have holes; chains whose root was never stored are left out.
-func (o *Oracle) Chains() iter.Seq2[WorkerRank, Query] {
-	return func(yield func(WorkerRank, Query) bool) {
-		for _, l := range o.leaves() {
-			if locals := o.chain(l); locals != nil && !yield(l.WorkerRank, Query{l.model, l.blockSize, locals}) {
-				return
-			}
-		}
 	}
 }
 
