@@ -64,33 +64,32 @@ func (p *partition) apply(r *kgo.Record) {
 		}
 	}
 	// A model that is not served makes no worker known, and a record that is
-	// refused makes no model known: only one that begins an epoch does.
-	begins := k == nil || b.Epoch > k.epoch
+	// refused makes no model known: only one that begins an epoch here does.
 	var m *query.Model
-	if begins {
-		if err := p.stage.models.allow(batchModel(b)); err != nil {
-			p.bad(r, recordsRefusedModel, err)
-			return
-		}
-	}
-	if w == nil || !w.owned || b.Epoch > w.epoch {
-		if w = p.claim(w, b, timestamp); w == nil {
-			p.bad(r, recordsWrongPartition, fmt.Errorf("worker %.64q belongs to another partition; its producer must partition by murmur2 of the key", b.Worker))
-			return
-		}
-	}
-	if begins {
+	if k == nil || b.Epoch > k.epoch {
 		var err error
-		if m, err = p.stage.models.get(batchModel(b)); err != nil { // another partition's took the last place
+		if p.stage.owners.beaten(string(b.Worker), claim{partition: p.number, epoch: b.Epoch, since: timestamp}) {
+			err = p.stage.models.allow(batchModel(b))
+		} else {
+			m, err = p.stage.models.get(batchModel(b))
+		}
+		if err != nil {
 			p.bad(r, recordsRefusedModel, err)
 			return
 		}
+	}
+	if w == nil {
+		w = &worker{name: string(b.Worker)}
+		p.workers[w.name] = w
 	}
 	if k == nil {
 		k = p.addRank(w, b.Rank, r.Offset)
 	}
 	if p.applyTo(k, m, r, timestamp) {
 		k.lastHeard.Store(timestamp)
+		if k.aside {
+			p.bad(r, recordsWrongPartition, fmt.Errorf("worker %.64q belongs to another partition; its producer must partition by murmur2 of the key", b.Worker))
+		}
 	}
 	k.lastOffset = r.Offset
 	k.saved.weigh(len(r.Key) + len(r.Value))
@@ -114,31 +113,6 @@ func sane(b *schemas.Batch) error {
 		return fmt.Errorf("dp_rank %d", b.Rank)
 	}
 	return nil
-}
-
-// claim asks for the worker to be this partition's, at a new epoch. It returns
-// nil if it is another's.
-func (p *partition) claim(w *worker, b *schemas.Batch, timestamp int64) *worker {
-	known := w != nil
-	if !known {
-		w = &worker{name: string(b.Worker)}
-	}
-	renewed := !known || b.Epoch > w.epoch
-	granted, dropped := p.stage.owners.claim(w.name, claim{partition: p.number, epoch: b.Epoch, since: timestamp, worker: w, renewed: renewed})
-	if !granted {
-		return nil
-	}
-	if dropped {
-		p.dropRanks(w)
-	}
-	if !known {
-		p.workers[w.name] = w
-	}
-	w.owned = true
-	if renewed {
-		w.epoch, w.since = b.Epoch, timestamp
-	}
-	return w
 }
 
 func (p *partition) addRank(w *worker, number int32, offset int64) *rank {
@@ -165,6 +139,7 @@ func (p *partition) unlist(k *rank) {
 		k.blocks.Retire()
 	}
 	k.leaveModel()
+	p.stage.owners.release(k.worker.name, k)
 	p.ranks.Add(-1)
 	p.listing.Delete(k.id())
 }
@@ -225,12 +200,23 @@ func (p *partition) applyTo(k *rank, m *query.Model, r *kgo.Record, timestamp in
 		return next
 	case heartbeat || b.Seq != seq+1:
 		k.incomplete.Store(true)
-		p.bad(r, gaps, fmt.Errorf("worker %q rank %d: records of seq %d to %d are missing", k.worker.name, k.number, seq+1, missingTo(b)))
+		if !k.aside {
+			p.bad(r, gaps, fmt.Errorf("worker %q rank %d: records of seq %d to %d are missing", k.worker.name, k.number, seq+1, missingTo(b)))
+		}
 	}
 	k.seq.Store(b.Seq)
-	switch {
-	case heartbeat:
+	if heartbeat {
 		return true
+	}
+	if k.aside && !k.elsewhere.Load() {
+		if m, err := p.stage.models.get(k.key()); err != nil {
+			p.bad(r, recordsRefusedModel, err)
+		} else {
+			k.comeBack(m)
+		}
+	}
+	switch {
+	case k.aside:
 	case k.known():
 		p.counts.add(recordsApplied, 1)
 	default:
@@ -238,7 +224,7 @@ func (p *partition) applyTo(k *rank, m *query.Model, r *kgo.Record, timestamp in
 	}
 	for i := range b.Events {
 		e := &b.Events[i]
-		if !k.known() && e.Kind != schemas.KindRetired {
+		if (k.aside || !k.known()) && e.Kind != schemas.KindRetired {
 			continue
 		}
 		if !p.event(k, r, e, timestamp) {
@@ -357,7 +343,6 @@ func (p *partition) expire(offset, timestamp int64) {
 		}
 		clear(w.ranks[len(kept):])
 		if w.ranks = kept; len(kept) == 0 {
-			p.stage.owners.release(w.name, w)
 			delete(p.workers, w.name)
 		}
 	}
@@ -405,31 +390,21 @@ func (p *partition) forget(k *rank, timestamp int64) {
 // it forgot: longer than the floor, which another one writes, can lag behind.
 const standbyMemory = 24 * time.Hour
 
-// takeNotice does what another partition's goroutine said of the worker: that
-// it took it over, or that it refused a record of the epoch.
+// takeNotice does what other partitions' goroutines found out about the worker: that
+// one of them answers for a rank, or that it has records of the rank's epoch.
 func (w *worker) takeNotice(p *partition) {
-	if w.lost.Load() && w.owned {
-		w.owned = false
-		p.dropRanks(w)
-	}
-	if w.rival.Swap(false) {
-		for _, k := range w.ranks {
-			if !k.retired && !k.incomplete.Swap(true) {
-				k.saved.dirty = true
-			}
-		}
-	}
-}
-
-// dropRanks retires the ranks of a worker that another partition has, or had
-// since: their epochs are refused here from now on.
-func (p *partition) dropRanks(w *worker) {
 	for _, k := range w.ranks {
-		if !k.retired {
+		if k.retired {
+			continue
+		}
+		if k.elsewhere.Load() && !k.aside {
 			p.counts.add(workersMoved, 1)
 			p.log.Warn("worker moved to another partition", "worker", w.name, "rank", k.number)
-			k.retire(k.lastHeard.Load())
+			k.stepAside()
 			k.changedAt, k.saved.dirty = p.position+1, true
+		}
+		if k.rivalled.Load() && !k.incomplete.Swap(true) {
+			k.saved.dirty = true
 		}
 	}
 }

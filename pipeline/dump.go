@@ -67,11 +67,11 @@ func (p *partition) serveDump() {
 func (p *partition) dump(f query.DumpFilter) (d dumped) {
 	blocks := 0
 	for _, w := range p.workers {
-		if f.Worker != "" && f.Worker != w.name || w.lost.Load() {
+		if f.Worker != "" && f.Worker != w.name {
 			continue
 		}
 		for _, k := range w.ranks {
-			if k.blocks == nil || k.model == nil || k.model.Name != f.Model || k.model.BlockSize != f.BlockSize {
+			if k.blocks == nil || k.elsewhere.Load() || k.model == nil || k.model.Name != f.Model || k.model.BlockSize != f.BlockSize {
 				continue
 			}
 			k.blocks.Dump(func(t index.Tier, s index.Stored) bool {

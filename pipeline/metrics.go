@@ -54,7 +54,7 @@ var workerStates = [...]struct {
 	{"retired", func(_ *rank, st *rankStatus, _ bool) bool { return st.retired }},
 	{"unknown", func(_ *rank, st *rankStatus, _ bool) bool { return st.unknown }},
 	{"silent", func(_ *rank, _ *rankStatus, silent bool) bool { return silent }},
-	{"incomplete", func(k *rank, _ *rankStatus, _ bool) bool { return k.incomplete.Load() || k.worker.rival.Load() }},
+	{"incomplete", func(k *rank, _ *rankStatus, _ bool) bool { return k.incomplete.Load() || k.rivalled.Load() }},
 	{"answered", func(*rank, *rankStatus, bool) bool { return true }},
 }
 
@@ -64,10 +64,10 @@ func (s *Stage) workersBy(now time.Time) (n [len(workerStates)]int64) {
 		p.listing.Range(func(_, v any) bool {
 			k := v.(*rank)
 			st := k.status.Load()
-			if st == nil || st.gone {
+			if st == nil || st.gone || k.elsewhere.Load() {
 				return true
 			}
-			silent := p.clock.age(k.lastHeard.Load(), now) > s.cfg.WorkerTTL || k.worker.lost.Load()
+			silent := p.clock.age(k.lastHeard.Load(), now) > s.cfg.WorkerTTL
 			for i := range workerStates {
 				if workerStates[i].holds(k, st, silent) {
 					n[i]++

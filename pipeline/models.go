@@ -23,6 +23,11 @@ type modelKey struct {
 	hasher    index.Hasher
 }
 
+// withoutIndex returns a model that names the index of no worker-rank.
+func (k modelKey) withoutIndex() *query.Model {
+	return &query.Model{Name: k.name, BlockSize: int(k.blockSize), Hasher: k.hasher}
+}
+
 // models holds an index per model, as long as a worker-rank is of it: which models
 // there are is then the same before and after a restart. Reading is free of locks.
 type models struct {

@@ -2,68 +2,101 @@
 
 package pipeline
 
-import "sync"
+import (
+	"cmp"
+	"slices"
+	"sync"
+)
 
-// owners decides which partition a worker belongs to: the one where its newest
-// epoch was seen, and of several that claim the same epoch the one whose first
-// record of it is the oldest by the broker's clock. That is a function of the
-// logs alone, so every instance and every restart comes to the same end
-// whichever partition is read first.
+// owners decides which partition answers for a worker-rank that several know, or
+// whose worker several know: one that belongs to a single partition has no records
+// elsewhere.
 //
-// Partitions ask when a worker begins an epoch, not at every record.
+// Each partition follows what its own log says of epochs, producers and sequence
+// numbers, whatever the others say. A worker-rank of it counts unless another
+// partition knows a newer epoch of the worker, of whatever rank; of the same epoch,
+// unless another's first record is older by the broker's clock, or as old and the
+// partition's number lower. The one that counts is never beaten on the way there,
+// since epochs only grow, so nothing that it was given is ever dropped: whichever
+// partition is read first, the end is the same.
+//
+// Only when a partition has forgotten a worker can one that was beaten count again.
+// It begins empty then, and incomplete.
+//
+// Partitions ask when an epoch begins or a worker-rank goes, not at every record.
 type owners struct {
 	mu      sync.Mutex
-	workers map[string]claim
+	workers map[string][]claim // few: of each worker-rank that a partition knows
 }
 
-// claim is one partition's hold on a worker.
+// claim is what a worker-rank's partition knows of it.
 type claim struct {
+	rank      *rank // whose only atomics are touched here
 	partition int32
 	epoch     int64
-	since     int64   // broker time of the epoch's first record there, unix milliseconds
-	worker    *worker // the holder's; only its atomics are touched here
-	renewed   bool    // the worker begins this epoch: rivals of an older one are of no matter
+	since     int64 // broker time of the epoch's first record there, unix milliseconds
 }
 
-func newOwners() *owners { return &owners{workers: map[string]claim{}} }
+func newOwners() *owners { return &owners{workers: map[string][]claim{}} }
 
-// claim asks for a worker to belong to the claimant's partition. If it is
-// granted, dropped says that the worker was lost to another partition before,
-// so that what this one still holds of it must go. A partition that loses a
-// worker is told through worker.lost, one that keeps it against a rival of the
-// same epoch through worker.rival.
-func (o *owners) claim(name string, c claim) (granted, dropped bool) {
+// compare is above 0 if c is the better claim to a worker.
+func (c claim) compare(d claim) int {
+	return cmp.Or(cmp.Compare(c.epoch, d.epoch), cmp.Compare(d.since, c.since), cmp.Compare(d.partition, c.partition))
+}
+
+// claims puts a claim in place of what its rank claimed before.
+func (o *owners) claims(worker string, c claim) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if c.renewed {
-		c.worker.rival.Store(false)
-	}
-	held, ok := o.workers[name]
-	switch {
-	case !ok || held.worker == c.worker:
-	case c.epoch < held.epoch:
-		return false, false
-	case c.epoch == held.epoch:
-		// Two partitions carry one epoch: a producer that partitions
-		// differently. Whoever keeps the worker lacks what went elsewhere.
-		if held.since < c.since || held.since == c.since && held.partition < c.partition {
-			held.worker.rival.Store(true)
-			return false, false
+	all := o.workers[worker]
+	if i := slices.IndexFunc(all, func(d claim) bool { return d.rank == c.rank }); i >= 0 {
+		if all[i] == c {
+			return
 		}
-		c.worker.rival.Store(true)
-		held.worker.lost.Store(true)
-	default:
-		held.worker.lost.Store(true)
+		all[i] = c
+	} else {
+		all = append(all, c)
 	}
-	o.workers[name] = c
-	return true, c.worker.lost.Swap(false)
+	o.workers[worker] = all
+	judge(all)
 }
 
-// release gives up what the worker's partition holds of it, if it does.
-func (o *owners) release(name string, w *worker) {
+// release takes back what a rank claims, if it does.
+func (o *owners) release(worker string, k *rank) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.workers[name].worker == w {
-		delete(o.workers, name)
+	all := slices.DeleteFunc(o.workers[worker], func(c claim) bool { return c.rank == k })
+	if len(all) == 0 {
+		delete(o.workers, worker)
+		return
 	}
+	o.workers[worker] = all
+	judge(all)
+}
+
+// beaten reports whether a claim would be beaten now.
+func (o *owners) beaten(worker string, c claim) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	best, ok := rivalOf(c, o.workers[worker])
+	return ok && best.compare(c) > 0
+}
+
+// judge tells all ranks of a worker how their claims stand.
+func judge(all []claim) {
+	for _, c := range all {
+		best, ok := rivalOf(c, all)
+		c.rank.elsewhere.Store(ok && best.compare(c) > 0)
+		c.rank.rivalled.Store(ok && best.epoch == c.epoch)
+	}
+}
+
+// rivalOf returns the best claim of all other partitions.
+func rivalOf(c claim, all []claim) (best claim, ok bool) {
+	for _, d := range all {
+		if d.partition != c.partition && (!ok || d.compare(best) > 0) {
+			best, ok = d, true
+		}
+	}
+	return best, ok
 }

@@ -143,11 +143,10 @@ func (p *partition) Tick(now time.Time) error {
 // Drop implements consumer.Handler: everything read so far is of a log that is
 // gone.
 func (p *partition) Drop(reason error) {
-	for name, w := range p.workers {
+	for _, w := range p.workers {
 		for _, k := range w.ranks {
 			p.unlist(k)
 		}
-		p.stage.owners.release(name, w)
 	}
 	clear(p.workers)
 	clear(p.forgotten)

@@ -73,7 +73,9 @@ func (p *partition) losesWorker(w *worker, offset, timestamp int64) {
 			continue
 		}
 		if !k.retired {
-			k.blocks.Clear()
+			if k.blocks != nil {
+				k.blocks.Clear()
+			}
 			k.incomplete.Store(true)
 			k.show()
 		}

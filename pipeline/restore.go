@@ -305,7 +305,7 @@ func (p *partition) loadRank(table *snapshot.Table, id snapshot.ID, bounds consu
 	if k == nil {
 		return nil
 	}
-	if !m.Retired {
+	if k.blocks != nil {
 		if _, err := table.Load(id, func(c schemas.Chain) error {
 			_, err := k.blocks.Store(c.Tier, c.Stored)
 			return err
@@ -319,10 +319,16 @@ func (p *partition) loadRank(table *snapshot.Table, id snapshot.ID, bounds consu
 	return nil
 }
 
-// restored makes the worker-rank that a manifest describes, empty; nil if it is not
-// this partition's, or its model not served.
+// restored makes the worker-rank that a manifest describes, empty; nil if its model is
+// not served. Of one that another partition answers for, or that is retired, blocks
+// stays nil.
 func (p *partition) restored(m *schemas.Manifest) *rank {
-	model, err := p.stage.models.get(modelKey{m.Model, m.BlockSize, m.Hasher})
+	key := modelKey{m.Model, m.BlockSize, m.Hasher}
+	aside := !m.Retired && p.stage.owners.beaten(m.Worker, claim{partition: p.number, epoch: m.Epoch, since: m.EpochStarted})
+	model, err := key.withoutIndex(), p.stage.models.allow(key)
+	if !aside {
+		model, err = p.stage.models.get(key)
+	}
 	if err != nil {
 		p.save.passed[snapshot.ID{Worker: m.Worker, Rank: m.Rank}] = true
 		p.passed.Store(int64(len(p.save.passed)))
@@ -332,20 +338,8 @@ func (p *partition) restored(m *schemas.Manifest) *rank {
 	w := p.workers[m.Worker]
 	if w == nil {
 		w = &worker{name: m.Worker}
+		p.workers[m.Worker] = w
 	}
-	// A retired worker is owned too: a late record on another partition must
-	// not bring it back.
-	retired, at := m.Retired, m.RetiredAt
-	forgotten := retired && at == forgottenAt
-	if !forgotten && (!w.owned || m.Epoch > w.epoch) {
-		granted, _ := p.stage.owners.claim(m.Worker, claim{partition: p.number, epoch: max(m.Epoch, w.epoch), since: m.EpochStarted, worker: w})
-		if granted {
-			w.owned, w.epoch, w.since = true, max(m.Epoch, w.epoch), m.EpochStarted
-		} else if !retired {
-			retired, at = true, m.LastHeard
-		}
-	}
-	p.workers[m.Worker] = w
 	// Where its first record is, no manifest says: without one the floor would
 	// have to stay at the log's start.
 	k := p.addRank(w, m.Rank, 0)
@@ -360,19 +354,20 @@ func (p *partition) restored(m *schemas.Manifest) *rank {
 	// Due as soon as the partition is live: whoever crashes again and again
 	// must not replay more each time.
 	k.saved = savedState{manifest: true, w: m.W, at: time.Now().Add(-p.stage.cfg.SnapshotMaxAge)}
-	k.incomplete.Store(m.Incomplete)
+	k.aside = aside
+	k.incomplete.Store(m.Incomplete || aside)
 	p.leaderEpoch = max(p.leaderEpoch, m.LeaderEpoch)
 	p.clock.heard(m.LastHeard, time.Now())
-	if retired {
-		k.retire(at)
-	} else {
+	switch {
+	case m.Retired: // its epoch counts: a late record on another partition must not bring it back
+		k.retire(m.RetiredAt)
+	case aside:
+		k.publish()
+	default:
 		k.blocks = model.Index.AddWorker(k.worker.name, k.number, k)
 		k.publish()
 	}
 	p.nextExpiry = min(p.nextExpiry, k.expiry(p.grace()))
-	if retired && !m.Retired {
-		return nil // another partition has it; its blocks are not loaded
-	}
 	return k
 }
 

@@ -93,8 +93,8 @@ func (s *Stage) Worker(w *index.Worker, now time.Time) query.WorkerState {
 	k := w.Tag.(*rank)
 	age := k.partition.clock.age(k.lastHeard.Load(), now)
 	return query.WorkerState{
-		Hidden:     age > s.cfg.WorkerTTL || k.worker.lost.Load(),
-		Incomplete: k.incomplete.Load() || k.worker.rival.Load(),
+		Hidden:     age > s.cfg.WorkerTTL || k.elsewhere.Load(),
+		Incomplete: k.incomplete.Load() || k.rivalled.Load(),
 		Age:        age,
 		Partition:  k.partition.number,
 	}
@@ -108,7 +108,7 @@ func (s *Stage) Workers(model string) []query.WorkerStatus {
 		p.listing.Range(func(_, v any) bool {
 			k := v.(*rank)
 			st := k.status.Load()
-			if st == nil || st.gone || model != "" && st.model.Name != model {
+			if st == nil || st.gone || k.elsewhere.Load() || model != "" && st.model.Name != model {
 				return true
 			}
 			age := p.clock.age(k.lastHeard.Load(), now)
@@ -123,7 +123,7 @@ func (s *Stage) Workers(model string) []query.WorkerStatus {
 				Seq:        k.seq.Load(),
 				Age:        age,
 				Silent:     age > s.cfg.WorkerTTL,
-				Incomplete: k.incomplete.Load() || k.worker.rival.Load(),
+				Incomplete: !st.retired && (k.incomplete.Load() || k.rivalled.Load()),
 				Retired:    st.retired,
 			}
 			for t := range row.Blocks {

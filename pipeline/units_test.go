@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -17,63 +18,56 @@ import (
 )
 
 func TestOwners(t *testing.T) {
-	type ask struct {
-		partition int32
-		epoch     int64
-		since     int64
-		again     bool // within an epoch that the partition began before
-		granted   bool
-		dropped   bool
-	}
-	type state struct{ lost, rival bool }
+	type state struct{ elsewhere, rivalled bool }
+	beaten, rival, lost := state{elsewhere: true}, state{rivalled: true}, state{true, true}
 	for _, c := range []struct {
-		name string
-		asks []ask
-		want map[int32]state // partitions with a flag set afterwards
+		name   string
+		claims []claim
+		want   []state
 	}{
-		{"nobody else's", []ask{{0, 1, 10, false, true, false}}, nil},
-		{"its own, at a newer epoch", []ask{{0, 1, 10, false, true, false}, {0, 2, 20, false, true, false}}, nil},
-		{"a newer epoch takes it", []ask{{0, 1, 10, false, true, false}, {1, 2, 20, false, true, false}}, map[int32]state{0: {lost: true}}},
-		{"an older epoch does not", []ask{{0, 2, 20, false, true, false}, {1, 1, 10, false, false, false}}, nil},
-		{"of one epoch, the earlier one was first", []ask{{0, 1, 10, false, true, false}, {1, 1, 20, false, false, false}}, map[int32]state{0: {rival: true}}},
-		{"of one epoch, the earlier one comes later", []ask{{1, 1, 20, false, true, false}, {0, 1, 10, false, true, false}}, map[int32]state{0: {rival: true}, 1: {lost: true}}},
-		{"of one moment, the lower partition was first", []ask{{0, 1, 10, false, true, false}, {1, 1, 10, false, false, false}}, map[int32]state{0: {rival: true}}},
-		{"of one moment, the lower partition comes later", []ask{{1, 1, 10, false, true, false}, {0, 1, 10, false, true, false}}, map[int32]state{0: {rival: true}, 1: {lost: true}}},
-		{"the loser takes it back with a newer epoch", []ask{{0, 1, 10, false, true, false}, {1, 2, 20, false, true, false}, {0, 3, 30, false, true, true}}, map[int32]state{1: {lost: true}}},
-		{"the loser's late records", []ask{{0, 1, 10, false, true, false}, {1, 2, 20, false, true, false}, {0, 1, 10, true, false, false}}, map[int32]state{0: {lost: true}}},
-		{"a newer epoch ends the rivalry", []ask{{0, 1, 10, false, true, false}, {1, 1, 20, false, false, false}, {0, 2, 30, false, true, false}}, nil},
-		{"a record within the epoch does not", []ask{{0, 1, 10, false, true, false}, {1, 1, 20, false, false, false}, {0, 1, 10, true, true, false}}, map[int32]state{0: {rival: true}}},
+		{"nobody else's", []claim{{partition: 0, epoch: 1}}, []state{{}}},
+		{"ranks of one partition", []claim{{partition: 0, epoch: 1}, {partition: 0, epoch: 2}, {partition: 0, epoch: 2}}, []state{{}, {}, {}}},
+		{"a newer epoch", []claim{{partition: 0, epoch: 1, since: 10}, {partition: 1, epoch: 2, since: 5}}, []state{beaten, {}}},
+		{"of one epoch the older", []claim{{partition: 0, epoch: 1, since: 20}, {partition: 1, epoch: 1, since: 10}}, []state{lost, rival}},
+		{"of one age the lower partition", []claim{{partition: 1, epoch: 1, since: 10}, {partition: 0, epoch: 1, since: 10}}, []state{lost, rival}},
+		{"one rank's epoch beats all that are older", []claim{{partition: 0, epoch: 5}, {partition: 0, epoch: 7}, {partition: 1, epoch: 6}}, []state{beaten, {}, beaten}},
+		{"three partitions", []claim{{partition: 0, epoch: 5}, {partition: 1, epoch: 6}, {partition: 2, epoch: 6}}, []state{beaten, rival, lost}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			o := newOwners()
-			workers := map[int32]*worker{0: {}, 1: {}}
-			for i, a := range c.asks {
-				granted, dropped := o.claim("w", claim{a.partition, a.epoch, a.since, workers[a.partition], !a.again})
-				if granted != a.granted || dropped != a.dropped {
-					t.Errorf("claim %d: granted %v, dropped %v; want %v, %v", i, granted, dropped, a.granted, a.dropped)
+			check := func(when string, want func(i int) state) {
+				t.Helper()
+				for i, x := range c.claims {
+					if got := (state{x.rank.elsewhere.Load(), x.rank.rivalled.Load()}); got != want(i) {
+						t.Errorf("%s: claim %d: %+v, want %+v", when, i, got, want(i))
+					}
 				}
 			}
-			for p, w := range workers {
-				if got := (state{w.lost.Load(), w.rival.Load()}); got != c.want[p] {
-					t.Errorf("partition %d: %+v, want %+v", p, got, c.want[p])
+			for i := range c.claims {
+				c.claims[i].rank = new(rank)
+				o.claims("w", claim{rank: c.claims[i].rank, partition: c.claims[i].partition, epoch: -1})
+			}
+			for _, x := range slices.Backward(c.claims) {
+				o.claims("w", x)
+			}
+			check("all claimed", func(i int) state { return c.want[i] })
+			for i, x := range c.claims {
+				o.release("w", x.rank)
+				if got := o.beaten("w", x); got != c.want[i].elsewhere {
+					t.Errorf("claim %d would be beaten: %v", i, got)
 				}
+				o.claims("w", x)
+			}
+			check("claimed again", func(i int) state { return c.want[i] })
+			for _, x := range c.claims {
+				o.release("w", x.rank)
+				o.release("w", x.rank)
+			}
+			if len(o.workers) != 0 {
+				t.Errorf("left are %v", o.workers)
 			}
 		})
 	}
-
-	t.Run("given up", func(t *testing.T) {
-		o := newOwners()
-		a, b := &worker{}, &worker{}
-		o.claim("w", claim{partition: 0, epoch: 5, worker: a})
-		o.release("w", b) // not its to give
-		if granted, _ := o.claim("w", claim{partition: 1, epoch: 4, worker: b}); granted {
-			t.Error("granted although another partition holds it at a newer epoch")
-		}
-		o.release("w", a)
-		if granted, _ := o.claim("w", claim{partition: 1, epoch: 4, worker: b}); !granted {
-			t.Error("not granted although nobody holds it")
-		}
-	})
 }
 
 // The clock is the newest record's timestamp, plus the time since it arrived

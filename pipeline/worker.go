@@ -13,17 +13,9 @@ import (
 
 // worker is one worker as one partition knows it. Its ranks are on the same
 // partition, since the key of a record is the worker's name.
-//
-// Only the atomics are touched by other goroutines.
 type worker struct {
 	name  string
 	ranks []*rank // few
-	epoch int64   // newest epoch that this partition claimed the worker with
-	since int64   // broker time of that epoch's first record
-	owned bool    // the last claim was granted and not lost since
-
-	lost  atomic.Bool // another partition took the worker over; its blocks here are to be dropped
-	rival atomic.Bool // another partition carries records of the same epoch
 }
 
 func (w *worker) rank(n int32) *rank {
@@ -55,7 +47,7 @@ type rank struct {
 	number    int32
 
 	model        *query.Model
-	blocks       *index.Worker // nil when retired
+	blocks       *index.Worker // nil when retired or aside
 	producer     string
 	epoch        int64
 	epochStarted int64 // broker time of the epoch's first record, unix milliseconds
@@ -63,6 +55,7 @@ type rank struct {
 	retiredAt    int64     // broker time
 	past         *lostPast // not nil: what its records say cannot be applied for what was lost before
 	disputed     bool      // two producers or models claim the epoch, whose beginning is lost
+	aside        bool      // another partition answers for it, or did: what its records say is not applied, and model has no index
 
 	restoredW   int64 // records below were applied before the snapshot was taken
 	firstOffset int64 // of its first record, which the floor must not pass before there is a manifest
@@ -71,6 +64,8 @@ type rank struct {
 
 	saved savedState
 
+	elsewhere  atomic.Bool               // another partition answers for it: told by owners
+	rivalled   atomic.Bool               // another partition has records of its epoch: told by owners
 	incomplete atomic.Bool               // events were lost
 	lastHeard  atomic.Int64              // broker time of the last record, unix milliseconds
 	seq        atomic.Int64              // last one applied, -1 before any
@@ -91,18 +86,34 @@ type rankStatus struct {
 func (k *rank) id() snapshot.ID { return snapshot.ID{Worker: k.worker.name, Rank: k.number} }
 
 func (k *rank) publish() {
-	k.status.Store(&rankStatus{model: k.model, epoch: k.epoch, retired: k.retired, unknown: k.past != nil, gone: k.retired && k.retiredAt == forgottenAt})
+	st := &rankStatus{model: k.model, epoch: k.epoch, retired: k.retired, unknown: k.past != nil, gone: k.retired && k.retiredAt == forgottenAt}
+	k.status.Store(st)
+	if owners := k.partition.stage.owners; st.gone {
+		owners.release(k.worker.name, k)
+	} else {
+		owners.claims(k.worker.name, k.claim())
+	}
 }
 
-// begin starts an epoch from an empty cache, of a model got for it. beginsAfter follows.
+func (k *rank) claim() claim {
+	return claim{rank: k, partition: k.partition.number, epoch: k.epoch, since: k.epochStarted}
+}
+
+// begin starts an epoch from an empty cache, of a model got for it, nil if another
+// partition answers for it. beginsAfter follows.
 func (k *rank) begin(b *schemas.Batch, m *query.Model, timestamp int64) {
+	if k.aside = m == nil; k.aside {
+		m = batchModel(b).withoutIndex()
+	}
 	if k.blocks != nil && k.model != m {
 		k.blocks.Retire()
 		k.blocks = nil
 	}
-	if k.blocks != nil {
+	switch {
+	case k.aside:
+	case k.blocks != nil:
 		k.blocks.Clear()
-	} else {
+	default:
 		k.blocks = m.Index.AddWorker(k.worker.name, k.number, k)
 	}
 	k.leaveModel()
@@ -111,15 +122,40 @@ func (k *rank) begin(b *schemas.Batch, m *query.Model, timestamp int64) {
 	k.epoch, k.epochStarted = b.Epoch, timestamp
 	k.seq.Store(-1)
 	k.retired, k.retiredAt = false, 0
-	k.incomplete.Store(false)
+	k.incomplete.Store(k.aside)
+}
+
+// stepAside has the rank hold nothing, since another partition answers for it.
+func (k *rank) stepAside() {
+	k.blocks.Retire()
+	k.blocks = nil
+	m := k.key().withoutIndex()
+	k.leaveModel()
+	k.model, k.aside = m, true
+	k.incomplete.Store(true)
+	k.publish()
+	k.show()
+}
+
+// comeBack has the rank be answered again, of a model got for it. It begins empty
+// and incomplete; every block that it is given from then on, it holds.
+func (k *rank) comeBack(m *query.Model) {
+	k.model, k.aside = m, false
+	k.blocks = m.Index.AddWorker(k.worker.name, k.number, k)
+	k.publish()
+}
+
+// key names the rank's model.
+func (k *rank) key() modelKey {
+	return modelKey{k.model.Name, int32(k.model.BlockSize), k.model.Hasher}
 }
 
 // leaveModel has the rank be of no model, as one that is not known any more.
 func (k *rank) leaveModel() {
-	if k.model != nil {
+	if k.model != nil && k.model.Index != nil {
 		k.partition.stage.models.release(k.model)
-		k.model = nil
 	}
+	k.model = nil
 }
 
 // retire empties the rank for good; epoch and seq stay, so that a late record
@@ -130,7 +166,7 @@ func (k *rank) retire(at int64) {
 		k.blocks = nil
 	}
 	k.retired, k.retiredAt = true, at
-	k.disputed = false
+	k.disputed, k.aside = false, false
 	k.incomplete.Store(false)
 	k.publish()
 	k.show()
@@ -157,5 +193,5 @@ func (k *rank) held() (n int64) {
 
 // same reports whether the batch speaks of the model the epoch began with.
 func (k *rank) same(b *schemas.Batch) bool {
-	return k.model.Name == string(b.Model) && k.model.BlockSize == int(b.BlockSize) && k.model.Hasher == b.Hasher
+	return k.key() == batchModel(b)
 }

@@ -36,16 +36,15 @@
 //
 // # Which partition a worker is on
 //
-// Each partition is folded for itself; who owns a worker is decided at the end,
-// from what all of them saw: the partition with its newest epoch, of equal ones
-// the one whose first record of that epoch is older, then the lower number. What
-// the others hold of it does not count, and records of the owner's epoch among
-// theirs make the owner's ranks incomplete unless those began anew later. So the
-// result does not depend on the order in which partitions are read.
+// Each partition is folded for itself; what of it counts is decided at the end. A
+// worker-rank counts unless another partition knows a newer epoch of the worker, of
+// whatever rank; of equal epochs, unless the other's first record is older, then
+// unless its number is lower. If another partition knows the epoch of one that
+// counts, it is incomplete. So the result does not depend on the order in which
+// partitions are read.
 //
 // It serves every model; one that the stage is set not to serve has to be left
-// out of a comparison. Two things are not followed to the letter, since in the
-// stage too they depend on the order of reading: a worker with one rank refused
-// on a partition that another of its ranks then brings the worker to, and one
-// that comes back with an older epoch after it was forgotten elsewhere.
+// out of a comparison. A worker-rank that counts again since another partition
+// has forgotten the worker holds here what its own log says. The stage may hold less
+// of it, and then says that it is incomplete.
 package verify

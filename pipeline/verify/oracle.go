@@ -22,7 +22,6 @@ type WorkerRank struct {
 type Oracle struct {
 	grace      int64 // milliseconds
 	partitions map[int32]*partition
-	claims     map[string][]*claim     // by worker
 	blocks     map[index.SeqHash]block // of hashes that are computed, whoever stored them
 	counts     map[string]int
 	resolved   *resolution // nil: to be made again
@@ -45,7 +44,6 @@ type rank struct {
 	identity
 	epoch      int64
 	since      int64 // timestamp of the epoch's first record
-	began      int64 // of that, or of the last clear of all tiers
 	seq        int64
 	incomplete bool
 	retired    bool
@@ -63,23 +61,12 @@ type identity struct {
 	hasher    string
 }
 
-// claim is what a partition's claim to a worker rests on: an epoch that was the
-// newest there when it began.
-type claim struct {
-	partition int32
-	epoch     int64
-	since     int64 // timestamp of the first record of epoch
-	last      int64 // timestamp of the last record of epoch
-	until     int64 // when the partition had forgotten all of the worker's ranks
-}
-
 // New returns an empty Oracle. grace is how long a worker-rank may be silent
 // before it is retired, and retired before it is forgotten.
 func New(grace time.Duration) *Oracle {
 	return &Oracle{
 		grace:      grace.Milliseconds(),
 		partitions: make(map[int32]*partition),
-		claims:     make(map[string][]*claim),
 		blocks:     make(map[index.SeqHash]block),
 		counts:     make(map[string]int),
 	}
@@ -98,7 +85,7 @@ func (o *Oracle) Counts() map[string]int { return maps.Clone(o.counts) }
 func (o *Oracle) Apply(partition int32, timestamp int64, key, value []byte) {
 	o.resolved = nil
 	p := o.partition(partition)
-	o.expire(partition, p, timestamp)
+	o.expire(p, timestamp)
 	m, err := schemas.GoavroDecode(value)
 	if err != nil {
 		o.counts["undecodable"]++
@@ -121,7 +108,6 @@ func (o *Oracle) Apply(partition int32, timestamp int64, key, value []byte) {
 		o.counts["invalid"]++
 		return
 	}
-	o.claim(worker, partition, epoch, timestamp)
 
 	r := p.ranks[wr]
 	if r == nil {
@@ -164,7 +150,7 @@ func (o *Oracle) partition(n int32) *partition {
 }
 
 func (r *rank) begin(epoch int64, id identity, timestamp int64) {
-	*r = rank{WorkerRank: r.WorkerRank, identity: id, epoch: epoch, since: timestamp, began: timestamp, seq: -1, heard: r.heard}
+	*r = rank{WorkerRank: r.WorkerRank, identity: id, epoch: epoch, since: timestamp, seq: -1, heard: r.heard}
 	r.clear()
 }
 
@@ -185,12 +171,11 @@ func (r *rank) retire(at int64) {
 }
 
 // expire retires and forgets worker-ranks that were silent up to now.
-func (o *Oracle) expire(number int32, p *partition, now int64) {
+func (o *Oracle) expire(p *partition, now int64) {
 	if now < p.due {
 		return
 	}
 	p.due = math.MaxInt64
-	forgotten := make(map[string]bool)
 	for wr, r := range p.ranks {
 		if !r.retired && r.heard+o.grace <= now {
 			r.retire(r.heard + o.grace)
@@ -201,38 +186,10 @@ func (o *Oracle) expire(number int32, p *partition, now int64) {
 			p.due = min(p.due, r.heard+o.grace)
 		case r.retiredAt+o.grace <= now:
 			delete(p.ranks, wr)
-			forgotten[wr.Worker] = true
 			o.counts["forgotten"]++
 		default:
 			p.due = min(p.due, r.retiredAt+o.grace)
 		}
-	}
-	for wr := range p.ranks {
-		delete(forgotten, wr.Worker)
-	}
-	for worker := range forgotten {
-		for _, c := range o.claims[worker] {
-			if c.partition == number && c.until == math.MaxInt64 {
-				c.until = now
-			}
-		}
-	}
-}
-
-// claim notes that the partition saw a record of the worker's epoch.
-func (o *Oracle) claim(worker string, partition int32, epoch, timestamp int64) {
-	newest := int64(math.MinInt64)
-	for _, c := range o.claims[worker] {
-		if c.partition != partition || c.until != math.MaxInt64 {
-			continue
-		}
-		if c.epoch == epoch {
-			c.last = timestamp
-		}
-		newest = max(newest, c.epoch)
-	}
-	if epoch > newest || newest == math.MinInt64 {
-		o.claims[worker] = append(o.claims[worker], &claim{partition, epoch, timestamp, timestamp, math.MaxInt64})
 	}
 }
 
@@ -282,7 +239,7 @@ func (o *Oracle) event(p *partition, r *rank, name string, m map[string]any, tim
 			return
 		}
 		r.clear()
-		r.incomplete, r.began = false, timestamp
+		r.incomplete = false
 	case "kvindex.Retired":
 		for wr, other := range p.ranks {
 			if wr.Worker == r.Worker && !other.retired {

@@ -208,10 +208,12 @@ func TestRecords(t *testing.T) {
 		{"refused on a second partition", []step{{at: 1, events: events(root(2))}, {partition: 1, at: 2, seq: 1, events: events(root(4))}}, want{depth: 2, incomplete: true}},
 		{"older on the second partition", []step{{at: 2, events: events(root(2))}, {partition: 1, at: 1, events: events(root(4))}}, want{depth: 4, incomplete: true}},
 		{"of equal age, the lower partition", []step{{partition: 1, events: events(root(2))}, {events: events(root(4))}}, want{depth: 4, incomplete: true}},
-		{"clear after a rival", []step{{at: 1, events: events(root(2))}, {partition: 1, at: 2, events: events(root(4))}, {at: 3, seq: 1, events: events(cleared, root(3))}}, want{depth: 3}},
+		{"a clear does not end a rivalry", []step{{at: 1, events: events(root(2))}, {partition: 1, at: 2, events: events(root(4))}, {at: 3, seq: 1, events: events(cleared, root(3))}}, want{depth: 3, incomplete: true}},
+		{"a newer epoch does", []step{{at: 1, events: events(root(2))}, {partition: 1, at: 2, events: events(root(4))}, {at: 3, epoch: 1, events: events(root(3))}}, want{depth: 3}},
+		{"and so does its being forgotten", []step{{partition: 1, events: events(root(4))}, {at: 1, events: events(root(2))}, {worker: "v", at: 2*grace + 1}}, want{depth: 4, count: "forgotten"}},
 		{"an older epoch elsewhere harms nobody", []step{{epoch: 1, events: events(root(2))}, {partition: 1, events: events(root(4))}}, want{depth: 2}},
-		{"refused while the worker was elsewhere", []step{{partition: 1, at: 1, rank: 1, epoch: 4}, {at: 2, epoch: 3, events: events(root(4))}, {at: 3, rank: 1, epoch: 5}}, want{}},
-		{"what was refused elsewhere displaces nothing", []step{{at: 1, epoch: 4, events: events(root(4))}, {at: 2, rank: 1, epoch: 5}, {partition: 1, at: 3, epoch: 5, events: events(root(2))}}, want{depth: 4, incomplete: true}},
+		{"a sibling's newer epoch does not bring it along", []step{{partition: 1, at: 1, rank: 1, epoch: 4}, {at: 2, epoch: 3, events: events(root(4))}, {at: 3, rank: 1, epoch: 5}}, want{}},
+		{"one that begins anew elsewhere is nowhere while a sibling holds the worker", []step{{at: 1, epoch: 4, events: events(root(4))}, {at: 2, rank: 1, epoch: 5}, {partition: 1, at: 3, epoch: 5, events: events(root(2))}}, want{}},
 		{"moves back once forgotten", []step{{epoch: 1, events: events(root(4))}, {worker: "v", at: 2 * grace, events: events(cleared)}, {partition: 1, at: 3 * grace, events: events(root(2))}}, want{depth: 2, count: "forgotten"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -5,7 +5,6 @@ package verify
 import (
 	"cmp"
 	"maps"
-	"math"
 	"slices"
 
 	"kvindex/index"
@@ -44,11 +43,18 @@ func (o *Oracle) resolve() *resolution {
 		return o.resolved
 	}
 	o.resolved = new(resolution)
+	workers := make(map[string][]owned)
 	for number, p := range o.partitions {
 		for wr, r := range p.ranks {
-			own := o.owner(wr.Worker)
-			if own != nil && own.partition == number && !o.refused(wr.Worker, r, number) {
-				o.resolved.ranks = append(o.resolved.ranks, owned{r, number, r.incomplete || !r.retired && o.rivalled(wr.Worker, own, r)})
+			workers[wr.Worker] = append(workers[wr.Worker], owned{r, number, r.incomplete})
+		}
+	}
+	for _, all := range workers {
+		for _, r := range all {
+			beaten, rivalled := r.elsewhere(all)
+			r.incomplete = r.incomplete || !r.retired && rivalled
+			if !beaten {
+				o.resolved.ranks = append(o.resolved.ranks, r)
 			}
 		}
 	}
@@ -58,46 +64,16 @@ func (o *Oracle) resolve() *resolution {
 	return o.resolved
 }
 
-// owner returns the claim that holds the worker, nil if none does.
-func (o *Oracle) owner(worker string) (best *claim) {
-	for _, c := range o.claims[worker] {
-		if c.until == math.MaxInt64 && !o.beaten(worker, c) && (best == nil || c.beats(best)) {
-			best = c
+// elsewhere reports whether another partition knows better of a rank of the worker,
+// and whether one knows the rank's epoch.
+func (r owned) elsewhere(all []owned) (beaten, rivalled bool) {
+	for _, s := range all {
+		if s.partition != r.partition {
+			rivalled = rivalled || s.epoch == r.epoch
+			beaten = beaten || cmp.Or(cmp.Compare(s.epoch, r.epoch), cmp.Compare(r.since, s.since), cmp.Compare(r.partition, s.partition)) > 0
 		}
 	}
-	return best
-}
-
-// beaten reports whether another partition had a better claim when, or after, c
-// began.
-func (o *Oracle) beaten(worker string, c *claim) bool {
-	return slices.ContainsFunc(o.claims[worker], func(d *claim) bool {
-		return d.partition != c.partition && d.beats(c) && d.until > c.since
-	})
-}
-
-// refused reports whether the rank's epoch was refused although the worker is
-// the partition's by now: because it was another's when, or after, it began.
-func (o *Oracle) refused(worker string, r *rank, partition int32) bool {
-	began := &claim{partition: partition, epoch: r.epoch, since: r.since}
-	return slices.ContainsFunc(o.claims[worker], func(d *claim) bool {
-		return d.partition != partition && d.beats(began) && d.until > r.since &&
-			!slices.ContainsFunc(o.claims[worker], func(e *claim) bool { // d itself was refused
-				return e.partition != d.partition && e.beats(d) && e.since <= d.since && d.since < e.until
-			})
-	})
-}
-
-func (c *claim) beats(d *claim) bool {
-	return cmp.Or(cmp.Compare(c.epoch, d.epoch), cmp.Compare(d.since, c.since), cmp.Compare(d.partition, c.partition)) > 0
-}
-
-// rivalled reports whether another partition has records of the owner's epoch
-// from after the worker-rank last began anew.
-func (o *Oracle) rivalled(worker string, own *claim, r *rank) bool {
-	return slices.ContainsFunc(o.claims[worker], func(d *claim) bool {
-		return d.partition != own.partition && d.epoch == own.epoch && d.last >= r.began
-	})
+	return beaten, rivalled
 }
 
 // Workers returns every worker-rank known, retired ones included, sorted.
