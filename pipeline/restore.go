@@ -114,10 +114,7 @@ func (p *partition) stale(ctx context.Context, topic consumer.Topic, table *snap
 		return b, "", err
 	}
 	b = found[p.number]
-	reason, err = snapshot.Stale(ctx, p.stage.aux, topic, p.number, table)
-	if floor, ok := table.Floor(); ok && err == nil && reason == "" && floor.Offset > b.End {
-		reason = fmt.Sprintf("floor is %d, but the log ends at %d: it was truncated", floor.Offset, b.End)
-	}
+	reason, err = snapshot.Stale(ctx, p.stage.aux, topic, p.number, b.End, table)
 	return b, reason, err
 }
 

@@ -15,9 +15,10 @@ import (
 
 // Stale says why what the table has of the source's partition can't be used,
 // or "" if it can: another topic id or number of partitions, or a log that
-// was truncated below a manifest's W, which shows in the end offset of the
+// was truncated below the floor or a manifest's W, which shows in the end offset of the
 // manifest's leader epoch. All of the partition's snapshots are then discarded.
-func Stale(ctx context.Context, cl *kgo.Client, src consumer.Topic, partition int32, t *Table) (reason string, err error) {
+// end is the log's, as it was after the table was read.
+func Stale(ctx context.Context, cl *kgo.Client, src consumer.Topic, partition int32, end int64, t *Table) (reason string, err error) {
 	last := make(map[int32]ID) // of each leader epoch the worker-rank with the highest W
 	for id, e := range t.entries {
 		m := e.manifest
@@ -38,6 +39,9 @@ func Stale(ctx context.Context, cl *kgo.Client, src consumer.Topic, partition in
 	}
 	if f := t.floor; f != nil && (f.TopicID != src.ID || f.Partitions != src.Partitions) {
 		return fmt.Sprintf("floor is of topic id %x and %d partitions, %s now has %x and %d", f.TopicID, f.Partitions, src.Name, src.ID, src.Partitions), nil
+	}
+	if f := t.floor; f != nil && f.Offset > end {
+		return fmt.Sprintf("floor is %d, but %s partition %d ends at %d: the log was truncated", f.Offset, src.Name, partition, end), nil
 	}
 	for epoch, id := range last {
 		end, err := epochEnd(ctx, cl, src.Name, partition, epoch)

@@ -429,7 +429,7 @@ func TestSourceChanged(t *testing.T) {
 				w := newWorld(t, b, 1)
 				write(t, w.writer(t, 0), Round{Position: 50, Dumps: []Dump{dump(idA, 50, locals(1, 100)), dump(idB, 50, nil)}})
 				r := w.read(t, 0)
-				if reason, err := Stale(deadline(t), w.cl, w.source, 0, r.Table()); reason != "" || err != nil {
+				if reason, err := Stale(deadline(t), w.cl, w.source, 0, 1<<62, r.Table()); reason != "" || err != nil {
 					t.Fatalf("stale before the change: %q, %v", reason, err)
 				}
 				change(w.source.Name)
@@ -440,7 +440,7 @@ func TestSourceChanged(t *testing.T) {
 				if w.source, err = consumer.DescribeTopic(deadline(t), w.cl, w.source.Name); err != nil {
 					t.Fatal(err)
 				}
-				if reason, err := Stale(deadline(t), w.cl, w.source, 0, r.Table()); reason == "" || err != nil {
+				if reason, err := Stale(deadline(t), w.cl, w.source, 0, 1<<62, r.Table()); reason == "" || err != nil {
 					t.Errorf("stale after the change: %q, %v", reason, err)
 				}
 				// Offsets of the old topic are in nobody's way, and b's blocks are not refreshed.
@@ -458,7 +458,7 @@ func TestSourceChanged(t *testing.T) {
 				if f, ok := table.Floor(); ok {
 					t.Errorf("floor %+v, want none", f)
 				}
-				if reason, err := Stale(deadline(t), w.cl, w.source, 0, table); reason != "" || err != nil {
+				if reason, err := Stale(deadline(t), w.cl, w.source, 0, 1<<62, table); reason != "" || err != nil {
 					t.Errorf("stale after the discard: %q, %v", reason, err)
 				}
 			})
@@ -483,10 +483,15 @@ func TestStaleTruncated(t *testing.T) {
 			{"above the end", 3, 0, true},
 			{"of an epoch that is no more", 2, 7, true},
 			{"of an unknown epoch", 3, -1, false},
+			{"floor at the end", -2, -1, false},
+			{"floor above the end", -3, -1, true},
 		} {
 			table := newTable()
+			if tc.w < 0 {
+				table.floor = &schemas.Floor{Offset: -tc.w, TopicID: w.source.ID, Partitions: 1}
+			}
 			table.setManifest(idA, &schemas.Manifest{W: tc.w, LeaderEpoch: tc.epoch, TopicID: w.source.ID, Partitions: 1}, nil)
-			reason, err := Stale(deadline(t), w.cl, w.source, 0, table)
+			reason, err := Stale(deadline(t), w.cl, w.source, 0, 2, table)
 			if err != nil || (reason != "") != tc.stale {
 				t.Errorf("%s: %q, %v, want stale %v", tc.name, reason, err, tc.stale)
 			}

@@ -170,9 +170,7 @@ func (c *inspectConfig) inspect(ctx context.Context, cl *kgo.Client, source cons
 		written := time.UnixMilli(f.Written).UTC()
 		part.Floor, part.Written = &f.Offset, &written
 	}
-	if source.Name == "" {
-		part.Stale = fmt.Sprintf("topic %s does not exist", c.topic)
-	} else if part.Stale, err = snapshot.Stale(ctx, cl, source, partition, t); err != nil {
+	if part.Stale, err = c.stale(ctx, cl, source, partition, t); err != nil {
 		return part, 0, err
 	}
 	problems = len(part.Bad)
@@ -198,6 +196,21 @@ func (c *inspectConfig) inspect(ctx context.Context, cl *kgo.Client, source cons
 	return part, problems, nil
 }
 
+// stale says why a restore would discard the whole partition, if it would.
+func (c *inspectConfig) stale(ctx context.Context, cl *kgo.Client, source consumer.Topic, partition int32, t *snapshot.Table) (string, error) {
+	if source.Name == "" {
+		return fmt.Sprintf("topic %s does not exist", c.topic), nil
+	}
+	if partition >= source.Partitions {
+		return fmt.Sprintf("topic %s has no such partition", c.topic), nil
+	}
+	bounds, err := consumer.ListBounds(ctx, cl, source.Name, []int32{partition})
+	if err != nil {
+		return "", err
+	}
+	return snapshot.Stale(ctx, cl, source, partition, bounds[partition].End, t)
+}
+
 func printInspected(con *console, parts []inspected) error {
 	ago := func(t time.Time) string { return time.Since(t).Round(time.Second).String() + " ago" }
 	for i, p := range parts {
@@ -210,7 +223,7 @@ func printInspected(con *console, parts []inspected) error {
 		}
 		fmt.Fprintf(con.out, "%s: %s; %d worker-ranks; %d records up to offset %d\n",
 			con.outStyle.bold(fmt.Sprintf("partition %d", p.Partition)), floor, len(p.Workers), p.Records, p.Position)
-		if p.Stale != "" {
+		if p.Stale != "" && (p.Floor != nil || len(p.Workers) > 0) {
 			fmt.Fprintln(con.out, con.outStyle.red("unusable: ")+p.Stale)
 		}
 		for _, b := range p.Bad {
