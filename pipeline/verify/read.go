@@ -15,12 +15,22 @@ import (
 // including its offset in to. It returns once all partitions got there, or with
 // the first error; ctx bounds the wait for a to that the log has not reached.
 //
-// opts say how to reach the brokers. Read makes clients of its own: it must see
+// opts say how to reach the brokers. Read makes a client of its own: it must see
 // transaction markers to know its position, as a partition may end in one. (A
 // gap that compaction left at a partition's tail would not be seen; the events
 // topic is not compacted.)
 func (o *Oracle) Read(ctx context.Context, opts []kgo.Opt, topic string, from, to map[int32]int64) error {
-	position, err := o.start(ctx, opts, topic, from, to)
+	cl, err := kgo.NewClient(append(opts[:len(opts):len(opts)],
+		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
+		kgo.DisableFetchSessions(), // see consumer.ClientOptions
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
+		kgo.KeepControlRecords(),
+	)...)
+	if err != nil {
+		return fmt.Errorf("topic %s: %w", topic, err)
+	}
+	defer cl.Close()
+	position, err := start(ctx, cl, topic, from, to)
 	if err != nil {
 		return fmt.Errorf("topic %s: %w", topic, err)
 	}
@@ -33,17 +43,7 @@ func (o *Oracle) Read(ctx context.Context, opts []kgo.Opt, topic string, from, t
 	if len(offsets) == 0 {
 		return nil
 	}
-	cl, err := kgo.NewClient(append(opts[:len(opts):len(opts)],
-		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: offsets}),
-		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
-		kgo.DisableFetchSessions(), // see consumer.ClientOptions
-		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
-		kgo.KeepControlRecords(),
-	)...)
-	if err != nil {
-		return fmt.Errorf("topic %s: %w", topic, err)
-	}
-	defer cl.Close()
+	cl.AddConsumePartitions(map[string]map[int32]kgo.Offset{topic: offsets})
 	for left := len(offsets); left > 0; {
 		fetches := cl.PollFetches(ctx)
 		if err := fetches.Err0(); err != nil {
@@ -73,7 +73,7 @@ func (o *Oracle) Read(ctx context.Context, opts []kgo.Opt, topic string, from, t
 }
 
 // start returns the offset to begin at of each partition in to.
-func (o *Oracle) start(ctx context.Context, opts []kgo.Opt, topic string, from, to map[int32]int64) (map[int32]int64, error) {
+func start(ctx context.Context, cl *kgo.Client, topic string, from, to map[int32]int64) (map[int32]int64, error) {
 	position := make(map[int32]int64)
 	missing := false
 	for p := range to {
@@ -84,11 +84,6 @@ func (o *Oracle) start(ctx context.Context, opts []kgo.Opt, topic string, from, 
 	if !missing {
 		return position, nil
 	}
-	cl, err := kgo.NewClient(opts...)
-	if err != nil {
-		return nil, err
-	}
-	defer cl.Close()
 	starts, err := kadm.NewClient(cl).ListStartOffsets(ctx, topic)
 	if err == nil {
 		err = starts.Error()
