@@ -62,8 +62,8 @@ type Bounds struct {
 // ListBounds asks the partitions' leaders for their bounds. Partitions that
 // could not be asked are absent, and the error says why.
 func ListBounds(ctx context.Context, cl *kgo.Client, topic string, partitions []int32) (map[int32]Bounds, error) {
-	starts, err1 := listOffsets(ctx, cl, topic, partitions, -2)
-	ends, err2 := listOffsets(ctx, cl, topic, partitions, -1)
+	starts, err1 := listOffsets(ctx, cl, topic, partitions, -2, readCommitted)
+	ends, err2 := listOffsets(ctx, cl, topic, partitions, -1, readCommitted)
 	out := make(map[int32]Bounds, len(partitions))
 	for p, s := range starts {
 		if e, ok := ends[p]; ok {
@@ -73,12 +73,25 @@ func ListBounds(ctx context.Context, cl *kgo.Client, topic string, partitions []
 	return out, errors.Join(err1, err2)
 }
 
-// listOffsets resolves a special timestamp (-2 start, -1 last stable offset) to
-// an offset, for each partition. The client splits the request by leader.
-func listOffsets(ctx context.Context, cl *kgo.Client, topic string, partitions []int32, timestamp int64) (map[int32]int64, error) {
+// ListEnds asks the partitions' leaders where their logs end, records of open
+// transactions included. Its result is as that of ListBounds.
+func ListEnds(ctx context.Context, cl *kgo.Client, topic string, partitions []int32) (map[int32]int64, error) {
+	return listOffsets(ctx, cl, topic, partitions, -1, readUncommitted)
+}
+
+// Isolation levels of a ListOffsets request.
+const (
+	readUncommitted int8 = iota
+	readCommitted
+)
+
+// listOffsets resolves a special timestamp (-2 start, -1 end, which is the last stable
+// offset if only what is committed is read) to an offset, for each partition. The
+// client splits the request by leader.
+func listOffsets(ctx context.Context, cl *kgo.Client, topic string, partitions []int32, timestamp int64, isolation int8) (map[int32]int64, error) {
 	req := kmsg.NewPtrListOffsetsRequest()
 	req.ReplicaID = -1
-	req.IsolationLevel = 1 // read committed: -1 then means the last stable offset
+	req.IsolationLevel = isolation
 	rt := kmsg.NewListOffsetsRequestTopic()
 	rt.Topic = topic
 	for _, p := range partitions {

@@ -39,6 +39,7 @@ var partitionGauges = []struct {
 	{"kvindex_partition_workers", "Worker-ranks known, retired ones included.", func(s scraped) float64 { return float64(s.PartitionStatus.Workers) }},
 	{"kvindex_snapshot_duty", "1 if this instance writes the partition's snapshots.", func(s scraped) float64 { return truth(s.SnapshotDuty) }},
 	{"kvindex_snapshot_age_seconds", "Time since this instance last wrote a round of the partition's snapshots; 0: not its duty, or none yet.", func(s scraped) float64 { return s.SnapshotAge.Seconds() }},
+	{"kvindex_snapshot_held_seconds", "For how long an open transaction has held the last stable offset of the partition's snapshots; the stage's own last a minute at most. 0: none is open.", func(s scraped) float64 { return s.p.heldFor(s.now).Seconds() }},
 	{"kvindex_restore_duration_seconds", "How long the last restore took until its replay began.", func(s scraped) float64 { return s.RestoreSeconds }},
 	{"kvindex_restore_snapshot_bytes", "Bytes of snapshot records that the last restore read.", func(s scraped) float64 { return float64(s.p.bytes.Load()) }},
 	{"kvindex_restore_blocks", "Blocks that the last restore put back.", func(s scraped) float64 { return float64(s.p.got.Load()) }},

@@ -49,14 +49,15 @@ type partition struct {
 	clock   brokerClock
 	listing sync.Map // snapshot.ID -> *rank, for status
 	ranks   atomic.Int64
-	whole   atomic.Int64 // when everything committed was last known to be applied, in nanoseconds since epoch0; 0: never
-	reread  atomic.Int64 // records read again since the last restore
-	took    atomic.Int64 // nanoseconds the last restore took, until replay began
-	got     atomic.Int64 // blocks that the last restore put back
-	bytes   atomic.Int64 // of the snapshots that it read
-	passed  atomic.Int64 // worker-ranks on the snapshot topic that are not served here
-	saver   *saver       // nil without snapshots
-	dumps   chan dumpAsk // asked for, one is answered at each Tick
+	whole   atomic.Int64         // when everything committed was last known to be applied, in nanoseconds since epoch0; 0: never
+	reread  atomic.Int64         // records read again since the last restore
+	took    atomic.Int64         // nanoseconds the last restore took, until replay began
+	got     atomic.Int64         // blocks that the last restore put back
+	bytes   atomic.Int64         // of the snapshots that it read
+	held    atomic.Pointer[held] // nil: no transaction is open on its snapshots
+	passed  atomic.Int64         // worker-ranks on the snapshot topic that are not served here
+	saver   *saver               // nil without snapshots
+	dumps   chan dumpAsk         // asked for, one is answered at each Tick
 }
 
 func newPartition(s *Stage, n int32) *partition {

@@ -276,12 +276,17 @@ func (s *Stage) followDuty(ctx context.Context) {
 		s.log.Error("snapshots are not written by this instance", "error", err)
 		return
 	}
+	looked := time.Now() // at what transactions hold
 	look := time.NewTicker(s.cfg.Watch)
 	defer look.Stop()
 	for {
 		select {
 		case <-look.C:
 			s.lookForPlace(ctx)
+			if now := time.Now(); now.Sub(looked) >= heldPause {
+				looked = now
+				s.lookForHeld(ctx, now)
+			}
 		case <-ctx.Done():
 			duty.Close()
 			return

@@ -186,6 +186,9 @@ func (s *Stage) Status() query.Status {
 			}
 			row.Reread = p.reread.Load()
 			row.RestoreSeconds = time.Duration(p.took.Load()).Seconds()
+			if text, foreign := p.held.Load().problem(now); foreign {
+				st.Warnings = append(st.Warnings, fmt.Sprintf("%s/%d: %s", s.cfg.SnapshotTopic, cp.Number, text))
+			}
 			if v := p.saver; v != nil {
 				row.Floor = v.floor.Load()
 				row.SnapshotDuty = v.turn.Load() != 0

@@ -70,6 +70,32 @@ func TestOwners(t *testing.T) {
 	}
 }
 
+// Only a transaction that outlives any of a stage's own is another's.
+func TestHeld(t *testing.T) {
+	began := time.UnixMilli(0)
+	var h *held
+	for i, c := range []struct {
+		stable, end int64
+		after       time.Duration
+		since       time.Duration // -1: none is open
+		foreign     bool
+	}{
+		{5, 5, 0, -1, false},
+		{5, 9, time.Second, time.Second, false},
+		{5, 12, 61 * time.Second, time.Second, false},
+		{5, 12, 62 * time.Second, time.Second, true},
+		{7, 12, 63 * time.Second, 63 * time.Second, false},
+		{7, 12, 2 * time.Hour, 63 * time.Second, true},
+		{12, 12, 3 * time.Hour, -1, false},
+	} {
+		now := began.Add(c.after)
+		h = h.look(c.stable, c.end, now)
+		if _, foreign := h.problem(now); foreign != c.foreign || (h == nil) != (c.since < 0) || h != nil && h.since.Sub(began) != c.since {
+			t.Errorf("look %d: %+v, foreign %v, want %+v", i, h, foreign, c)
+		}
+	}
+}
+
 // The clock is the newest record's timestamp, plus the time since it arrived
 // during which it is known that nothing newer was there.
 func TestBrokerClock(t *testing.T) {

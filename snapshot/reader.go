@@ -40,7 +40,8 @@ type ReaderConfig struct {
 type Progress struct {
 	Start    int64 // offset it began at
 	Position int64 // next offset to read
-	Target   int64 // offset it reads up to
+	Target   int64 // offset it reads up to: the last stable one
+	End      int64 // of the log when it was asked for Target, or Target: beyond it are records of transactions that are open
 	Records  int64
 	Bytes    int64 // of keys and values
 }
@@ -111,7 +112,12 @@ func (r *Reader) ReadToEnd(ctx context.Context) error {
 		wait   = firstWait
 		p      = Progress{Start: r.position}
 	)
-	defer func() { r.read = p }()
+	defer func() {
+		if r.read = p; p.End > p.Target {
+			r.cfg.Logger.Info("snapshot partition: a transaction is open, what was written past it is not read until it ends",
+				"last_stable_offset", p.Target, "end", p.End)
+		}
+	}()
 	r.leader = -1 // look at the topic's id: offsets alone don't tell a topic created anew
 	for {
 		done, err := r.step(ctx, &target, &p)
@@ -161,7 +167,7 @@ func (r *Reader) step(ctx context.Context, target *int64, p *Progress) (done boo
 		}
 	}
 	if r.position < 0 {
-		start, err := r.listOffset(ctx, -2)
+		start, err := r.listOffset(ctx, -2, true)
 		if err != nil {
 			return false, err
 		}
@@ -169,7 +175,11 @@ func (r *Reader) step(ctx context.Context, target *int64, p *Progress) (done boo
 		*p = Progress{Start: start}
 	}
 	if *target < 0 {
-		lso, err := r.listOffset(ctx, -1)
+		end, err := r.listOffset(ctx, -1, false) // first: a transaction of before is open if it is beyond what is stable then
+		if err != nil {
+			return false, err
+		}
+		lso, err := r.listOffset(ctx, -1, true)
 		if err != nil {
 			return false, err
 		}
@@ -177,6 +187,7 @@ func (r *Reader) step(ctx context.Context, target *int64, p *Progress) (done boo
 			return false, fmt.Errorf("%w: it ends at %d, below the position", errMoved, lso)
 		}
 		*target = lso
+		p.End = max(end, lso)
 	}
 	if r.position < *target {
 		err = r.fetch(ctx, target, p)
@@ -225,10 +236,14 @@ func (r *Reader) findLeader(ctx context.Context) error {
 	return nil
 }
 
-// listOffset asks the leader for the log's start (-2) or its last stable offset (-1).
-func (r *Reader) listOffset(ctx context.Context, timestamp int64) (int64, error) {
+// listOffset asks the leader for the log's start (-2) or its end (-1), of what is
+// committed the last stable offset. It has to be the leader that findLeader found,
+// which consumer.ListBounds does not see to.
+func (r *Reader) listOffset(ctx context.Context, timestamp int64, committed bool) (int64, error) {
 	req := kmsg.NewPtrListOffsetsRequest()
-	req.IsolationLevel = 1 // read committed: the end is the last stable offset
+	if committed {
+		req.IsolationLevel = 1
+	}
 	rt := kmsg.NewListOffsetsRequestTopic()
 	rt.Topic = r.cfg.Topic
 	rp := kmsg.NewListOffsetsRequestTopicPartition()

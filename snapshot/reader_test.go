@@ -1,9 +1,12 @@
 package snapshot
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,6 +23,54 @@ var (
 	idC = ID{"worker/c", 0}
 	idD = ID{"worker/d", 3}
 )
+
+// What was committed past another's open transaction is not read before that ends, and
+// the log says so.
+func TestReadToEndBelowAnOpenTransaction(t *testing.T) {
+	testcontainers.Each(t, func(t *testing.T, b testcontainers.Broker) {
+		w := newWorld(t, b, 1)
+		wr := w.writer(t, 0)
+		chain := locals(1, 10)
+		write(t, wr, Round{Position: 9, Dumps: []Dump{dump(idA, 5, chain)}})
+		held := testcontainers.EndOffsets(t, b, w.topic)[0]
+		foreign := testcontainers.Client(t, b, kgo.TransactionalID(testcontainers.Name("foreign")), kgo.DefaultProduceTopic(w.topic))
+		if err := foreign.BeginTransaction(); err != nil {
+			t.Fatal(err)
+		}
+		if err := foreign.ProduceSync(deadline(t), &kgo.Record{Key: []byte("foreign")}).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := wr.Write(deadline(t), Round{Position: 9, Dumps: []Dump{dump(idA, 8, chain)}}); err != nil {
+			t.Fatal(err)
+		}
+		read := func() (map[ID]saved, Progress, string) {
+			t.Helper()
+			var log bytes.Buffer
+			r := NewReader(ReaderConfig{Client: w.cl, Topic: w.topic, Logger: slog.New(slog.NewTextHandler(&log, nil))})
+			if err := r.ReadToEnd(deadline(t)); err != nil {
+				t.Fatal(err)
+			}
+			return state(t, r.Table()), r.Read(), log.String()
+		}
+		got, p, log := read()
+		wantState(t, got, map[ID]saved{idA: savedAs(dump(idA, 5, nil), chain)})
+		if p.Target != held || p.End <= held {
+			t.Errorf("read to %d of %d, want to %d", p.Target, p.End, held)
+		}
+		if want := fmt.Sprintf("topic=%s partition=0 last_stable_offset=%d end=%d", w.topic, held, p.End); !strings.Contains(log, want) {
+			t.Errorf("log %q, want %q", log, want)
+		}
+		if err := foreign.EndTransaction(deadline(t), kgo.TryAbort); err != nil {
+			t.Fatal(err)
+		}
+		settled(t, b, w.topic, 0)
+		got, p, log = read()
+		wantState(t, got, map[ID]saved{idA: savedAs(dump(idA, 8, nil), chain)})
+		if p.Target != p.End || log != "" {
+			t.Errorf("read to %d of %d, log %q", p.Target, p.End, log)
+		}
+	})
+}
 
 // A reader reaches the end whatever the log's end looks like, and has the last
 // committed state there.

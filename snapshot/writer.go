@@ -20,10 +20,10 @@ import (
 )
 
 const (
-	// transactionTimeout is how long a broker lets a silent writer's
+	// TransactionTimeout is how long a broker lets a silent writer's
 	// transaction stand. Nobody waits for it: readers stop below the
 	// transaction, and the next writer aborts it.
-	transactionTimeout = time.Minute
+	TransactionTimeout = time.Minute
 	// endTimeout bounds the end of a transaction, which the caller's context
 	// must not cut short: its outcome would stay unknown.
 	endTimeout = 20 * time.Second
@@ -93,12 +93,12 @@ type committer interface {
 func NewWriter(cfg WriterConfig) (*Writer, error) {
 	opts := append(append([]kgo.Opt(nil), cfg.Opts...),
 		kgo.TransactionalID(fmt.Sprintf("%s-snapshot-%s-%d", cfg.Group, cfg.Topic, cfg.Partition)),
-		kgo.TransactionTimeout(transactionTimeout),
+		kgo.TransactionTimeout(TransactionTimeout),
 		kgo.RecordPartitioner(kgo.ManualPartitioner()),
 		kgo.ProducerBatchCompression(kgo.ZstdCompression()),
 		kgo.ProducerLinger(0),
 		kgo.MaxBufferedBytes(8<<20),
-		kgo.RecordDeliveryTimeout(transactionTimeout),
+		kgo.RecordDeliveryTimeout(TransactionTimeout),
 	)
 	cl, err := kgo.NewClient(opts...)
 	if err != nil {
