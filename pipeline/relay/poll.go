@@ -73,6 +73,17 @@ type pollRank struct {
 	batch engine.Batch
 }
 
+// newPollRank returns the rank of a feed, which was restored or not to pos. Where its
+// epoch does not go on, nothing is left of what was read after the checkpoint.
+func newPollRank(f *feed, pos position, restored bool, counts *streamCounts, status *streamStatus) *pollRank {
+	r := &pollRank{feed: f, counts: counts, status: status, next: pos.next}
+	if restored && f.state != writing {
+		f.empty(false, causeRestored)
+		r.next, r.ready = -1, true
+	}
+	return r
+}
+
 func newPoller(log *slog.Logger, url string, first int32, ranks []*pollRank) *poller {
 	transport := &http.Transport{
 		DialContext:     (&net.Dialer{Timeout: pollWithin}).DialContext,

@@ -203,13 +203,7 @@ func (r *Relay) source(ctx context.Context, e *Engine, number int, tracer trace.
 	}
 	k.status.next(pos.next)
 	if e.Kind == TensorRTLLM {
-		p := &pollRank{feed: f, counts: k.counts, status: k.status, next: pos.next}
-		if ok && f.state != writing {
-			// Of what was read after the checkpoint nothing is left.
-			f.empty(false, causeRestored)
-			p.next, p.ready = -1, true
-		}
-		*polled = append(*polled, p)
+		*polled = append(*polled, newPollRank(f, pos, ok, k.counts, k.status))
 		return nil, nil
 	}
 	log := r.log.With("worker", e.Worker, "rank", number)
