@@ -104,7 +104,10 @@ func relayCommand() command {
 			if err != nil {
 				return usageError{err}
 			}
-			return r.Run(ctx)
+			if err = r.Run(ctx); errors.Is(err, relay.ErrStateDir) {
+				return usageError{err}
+			}
+			return err
 		},
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"os"
 	"strings"
 	"time"
 
@@ -146,7 +145,8 @@ func (f *feed) appendCheckpoint(dst []byte) []byte {
 // nothing is written until release, which is for when the engine was read up to
 // its present: what of the epoch's last records reached Kafka nobody knows, so
 // another one will say it all. Without anything of use, ok is false, and the
-// feed waits for empty; what was wrong is logged and counted.
+// feed waits for empty; what was wrong is logged and counted. If the feed is stuck
+// afterwards, it must not be used.
 func (f *feed) restore() (pos position, ok bool) {
 	if f.files == nil {
 		return position{next: -1}, false
@@ -183,8 +183,10 @@ func (f *feed) restore() (pos position, ok bool) {
 		} else {
 			// The ledger still says that this epoch can go on. A process after
 			// this one must not: there will be a newer one.
-			f.saved(os.Remove(f.files.checkpoint))
-			f.changed = true
+			f.owed, f.changed = true, true
+			if err := f.files.remove(f.files.checkpoint); err != nil {
+				f.stuck = fmt.Errorf("the ledger cannot be written, nor the checkpoint removed that goes with it: %w", err)
+			}
 		}
 	}
 	f.log.Info("checkpoint restored", "engine_seq", f.pos.next, "blocks", f.mapping.Len(index.Device), "epoch", l.epoch, "epoch_goes_on", f.state == writing)
@@ -225,10 +227,18 @@ func (f *feed) note(l ledger) bool {
 	return f.saved(f.files.write(f.files.ledger, l.append(nil, f.cfg.worker, f.cfg.rank)))
 }
 
+// paid writes the ledger if it is owed, and reports whether none is owed now.
+func (f *feed) paid() bool {
+	f.owed = f.owed && !f.note(ledger{epoch: f.last})
+	return !f.owed
+}
+
 // saved counts and says what came of a write, and reports whether it was well.
 func (f *feed) saved(err error) bool {
+	f.unsaved = ""
 	if err != nil {
 		f.counts.saveFailures.Add(1)
+		f.unsaved = "state cannot be saved, a restart will begin anew: " + err.Error()
 		f.say("state cannot be saved: a restart will begin anew", "error", err)
 		return false
 	}
@@ -251,8 +261,11 @@ func (f *feed) checkpoint(now time.Time) {
 	if !f.changed || f.pos.next < 0 || since(now, f.savedAt) < f.cfg.saveEvery {
 		return
 	}
-	f.changed = false
 	f.savedAt = now
+	if !f.paid() {
+		return
+	}
+	f.changed = false
 	p := f.appendCheckpoint(make([]byte, 0, f.savedBytes+f.savedBytes/8))
 	f.savedBytes = len(p)
 	done := make(chan error, 1)
@@ -282,7 +295,7 @@ func (f *feed) leave() {
 	if f.saving != nil {
 		f.endSave(now, <-f.saving)
 	}
-	if f.pos.next < 0 {
+	if f.pos.next < 0 || !f.paid() {
 		return
 	}
 	p := f.appendCheckpoint(nil)

@@ -446,6 +446,9 @@ func TestStateCannotBeSaved(t *testing.T) {
 			if n := f.counts.saveFailures.Load(); n < 4 || f.counts.saves.Load() > 0 || !strings.Contains(w.log.String(), "state cannot be saved") {
 				t.Errorf("%d failures, log: %s", n, w.log.String())
 			}
+			if got := f.status().Problem; !strings.Contains(got, "state cannot be saved") {
+				t.Errorf("problem %q", got)
+			}
 			if left, _ := filepath.Glob(filepath.Join(w.dir, "*")); len(left) > 0 {
 				t.Errorf("left over: %v", left)
 			}
@@ -628,9 +631,9 @@ func TestLedgerStaysClean(t *testing.T) {
 	w := newLives(t)
 	w.left(w.config())
 	f := w.feed(w.config())
-	f.files.fault = func(string) error { return syscall.ENOSPC }
-	if _, ok := f.restore(); !ok || f.state != held {
-		t.Fatalf("restored: %t, %s", ok, f.state)
+	f.files.fault = noRoom
+	if _, ok := f.restore(); !ok || f.state != held || f.stuck != nil {
+		t.Fatalf("restored: %t, %s, %v", ok, f.state, f.stuck)
 	}
 	f.release()
 	f.applyBatch(storedBatch(1, 200))
@@ -644,5 +647,115 @@ func TestLedgerStaysClean(t *testing.T) {
 	f.applyBatch(storedBatch(1, 300))
 	if r := w.read(); r.refused > 0 || len(r.held[0]) != 1 || r.producer != "relay-3" {
 		t.Errorf("%d blocks by %s, %d records refused", len(r.held[0]), r.producer, r.refused)
+	}
+}
+
+// noRoom is the fault of a full disk.
+func noRoom(step string) error {
+	if step == "remove" {
+		return nil
+	}
+	return syscall.ENOSPC
+}
+
+// TestCheckpointOfLyingLedger: while the ledger still says that an epoch that is over
+// can go on, nothing is written that it could take for that epoch's checkpoint, be
+// it the same to the byte; and the status says so until the disk has room again.
+func TestCheckpointOfLyingLedger(t *testing.T) {
+	for _, room := range []string{"never again", "later", "at the end"} {
+		t.Run(room, func(t *testing.T) {
+			w := newLives(t)
+			f := w.feed(w.config())
+			f.empty(true, causeStart)
+			f.at(position{next: 5, sum: 42})
+			f.close(context.Background())
+			old, err := os.ReadFile(f.files.checkpoint)
+			if err != nil {
+				t.Fatal(err)
+			}
+
+			f = w.feed(w.config())
+			ledger := true // cannot be written
+			f.files.fault = noRoom
+			f.restore()
+			f.files.fault = func(step string) error {
+				if step == "create" && ledger {
+					ledger = room == "never again"
+					return syscall.ENOSPC
+				}
+				return nil
+			}
+			if room == "at the end" {
+				f.files.fault = noRoom
+			}
+			f.release()
+			for range 3 {
+				w.clock = w.clock.Add(31 * time.Second)
+				f.tick(w.now(), true)
+				if f.saving != nil {
+					f.endSave(w.now(), <-f.saving)
+				}
+			}
+			f.publish()
+			if problem := f.status().Problem; (problem == "") != (room == "later") {
+				t.Errorf("problem %q", problem)
+			}
+			last := f.record.Epoch
+			if room == "at the end" {
+				f.files.fault = nil
+				f.close(context.Background())
+			}
+
+			f = w.feed(w.config())
+			_, ok := f.restore()
+			now, _ := os.ReadFile(f.files.checkpoint)
+			if ok != (room != "never again") || ok != bytes.Equal(now, old) || f.record.Epoch != 0 && f.record.Epoch != last || ok && f.last != last {
+				t.Errorf("restored %t, %s in epoch %d, the highest %d; there were %d", ok, f.state, f.record.Epoch, f.last, last)
+			}
+		})
+	}
+}
+
+// TestStuck: if neither the ledger can be written nor the checkpoint removed, the
+// process must not begin.
+func TestStuck(t *testing.T) {
+	w := newLives(t)
+	w.left(w.config())
+	f := w.feed(w.config())
+	f.files.fault = func(string) error { return syscall.EIO }
+	if f.restore(); f.stuck == nil || f.state != held {
+		t.Errorf("%v, %s", f.stuck, f.state)
+	}
+}
+
+// TestStateDirOfNoUse: a relay does not start with a state directory that it can
+// never use, and names it; one that is not there yet is made.
+func TestStateDirOfNoUse(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "taken", "check.tmp"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{file, filepath.Join(file, "below"), filepath.Join(dir, "taken"), dir + "\x00"} {
+		cfg := DefaultConfig()
+		cfg.StateDir, cfg.Logger = path, silent
+		cfg.Engines = []Engine{{Worker: "w", Kind: VLLM, Events: "tcp://127.0.0.1:1", Model: "m", BlockSize: 2, Ranks: 1}}
+		r, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Run(t.Context()); !errors.Is(err, ErrStateDir) || !strings.Contains(err.Error(), path) {
+			t.Errorf("%q: %v", path, err)
+		}
+	}
+	made := &files{dir: filepath.Join(dir, "made"), sync: (*os.File).Sync}
+	if err := made.check(); err != nil {
+		t.Error(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(made.dir, "*")); len(left) > 0 {
+		t.Errorf("left over: %v", left)
 	}
 }

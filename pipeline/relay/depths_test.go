@@ -148,10 +148,10 @@ func (s *depthsStory) start() {
 		}
 		f.split.maxBytes, f.split.maxEvents, f.flight.limit = 150, 3, s.room
 		f.files.sync = func(*os.File) error { return nil }
-		f.files.fault = func(string) error {
+		f.files.fault = func(step string) error {
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			if s.full || !s.effect() {
+			if s.full && step != "remove" || !s.effect() {
 				return errDead
 			}
 			return nil

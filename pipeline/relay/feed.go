@@ -99,6 +99,12 @@ type feed struct {
 	saveEnd    time.Time  // when the last one that went well was seen to have ended
 	saving     chan error // a save that goes on, or nil
 	savedBytes int        // of the last one
+	// owed: the ledger does not say of the last epoch, or still says that one before
+	// can go on. No checkpoint is written before it is: it might be the one that the
+	// ledger believes to be its own.
+	owed    bool
+	stuck   error  // a process after this one would believe what is not so
+	unsaved string // why the last write failed, empty if it did not
 
 	counts feedCounts
 	mu     sync.Mutex
@@ -159,6 +165,7 @@ type feedStatus struct {
 	Failed   int64     // records that Kafka refused, ever
 	Heard    time.Time // when Kafka last acknowledged a record
 	Saved    time.Time // when the last checkpoint was written
+	Unsaved  string    // why the last write of state failed, empty if it did not
 }
 
 // newFeed returns a feed that holds nothing and writes nothing yet: it waits for
@@ -383,7 +390,8 @@ func (f *feed) pending() bool { return f.state == due || f.state == opening }
 // heartbeat before the rest is tried.
 func (f *feed) begin() {
 	f.last = max(f.last+1, f.cfg.now().UnixMilli())
-	f.note(ledger{epoch: f.last})
+	f.owed = f.files != nil
+	f.paid()
 	f.record.Producer, f.record.Epoch, f.record.Seq = f.out.name, f.last, -1
 	if !f.whole {
 		f.record.Seq = 0
@@ -568,6 +576,7 @@ func (f *feed) status() feedStatus {
 	f.mu.Unlock()
 	l := f.flight.look()
 	s.InFlight, s.Bytes, s.Stalled, s.Failed, s.Heard = l.records, l.bytes, l.stalled || l.unheard, l.lost, l.heard
+	s.Problem = join(s.Problem, s.Unsaved)
 	switch {
 	case s.State != stateNames[writing] && s.Cause == causeFailed.String() && l.err != nil:
 		s.Problem = join(s.Problem, fmt.Sprintf("Kafka refused a record of topic %s: %s", f.out.topic, l.err))
@@ -588,7 +597,7 @@ func (f *feed) publish() {
 	f.seen = feedStatus{
 		Worker: f.cfg.worker, Rank: f.cfg.rank, Model: f.cfg.model,
 		State: f.state.String(), Cause: f.why.String(), Epoch: f.record.Epoch, Seq: f.record.Seq, Whole: f.whole,
-		Known: known, Aside: aside, Problem: problem, Saved: f.saveEnd,
+		Known: known, Aside: aside, Problem: problem, Saved: f.saveEnd, Unsaved: f.unsaved,
 	}
 	for t := range index.Tier(index.Tiers) {
 		f.seen.Blocks[t] = f.mapping.Len(t)

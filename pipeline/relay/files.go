@@ -111,6 +111,31 @@ func (f *files) write(path string, p []byte) (err error) {
 	if err := os.Rename(temporary, path); err != nil {
 		return err
 	}
+	return f.syncDir()
+}
+
+// check tries what a relay has to do in the directory, which it makes if need be.
+// Errors: those of the file system.
+func (f *files) check() error {
+	path := filepath.Join(f.dir, "check")
+	if err := f.write(path, []byte("kvindex tries this directory\n")); err != nil {
+		return err
+	}
+	return f.remove(path)
+}
+
+// remove removes a file; once it returned nil, no crash brings it back.
+func (f *files) remove(path string) error {
+	if err := f.step("remove"); err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil {
+		return err
+	}
+	return f.syncDir()
+}
+
+func (f *files) syncDir() error {
 	dir, err := os.Open(f.dir)
 	if err != nil {
 		return err

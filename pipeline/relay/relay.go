@@ -9,8 +9,10 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -52,15 +54,13 @@ func New(cfg Config) (*Relay, error) {
 // Run forwards until the context ends, then writes what is left, within
 // Config.DrainTimeout and some seconds, and returns nil. It returns an error if
 // the HTTP port cannot be had; trouble with engines and brokers is waited out and
-// said in the log, the status and by not being ready.
+// said in the log, the status and by not being ready. Errors: ErrStateDir, when
+// nothing was done yet, among others.
 func (r *Relay) Run(ctx context.Context) error {
 	if dir := r.cfg.StateDir; dir != "" {
-		lock, err := lockState(dir)
-		if errors.Is(err, errInUse) {
-			return fmt.Errorf("state-dir: %w", err)
-		}
+		lock, err := r.takeState(dir)
 		if err != nil {
-			r.log.Warn("state directory cannot be locked", "dir", dir, "error", err)
+			return err
 		}
 		defer lock.Close() // that of no file does nothing
 	}
@@ -143,6 +143,30 @@ func (r *Relay) Run(ctx context.Context) error {
 	return nil
 }
 
+// ErrStateDir: the state directory cannot be used and never will be as it is, so that
+// each restart would begin anew. A full disk is not meant: that passes.
+var ErrStateDir = errors.New("state-dir cannot be used")
+
+// takeState locks the state directory until the returned file, which may be nil, is
+// closed. Errors: errInUse, ErrStateDir.
+func (r *Relay) takeState(dir string) (*os.File, error) {
+	lock, err := lockState(dir)
+	if errors.Is(err, errInUse) {
+		return nil, fmt.Errorf("state-dir: %w", err)
+	}
+	tried := (&files{dir: dir, sync: (*os.File).Sync}).check()
+	switch full := errors.Is(tried, syscall.ENOSPC) || errors.Is(tried, syscall.EDQUOT); {
+	case full:
+		r.log.Warn("no room in the state directory: until there is, a restart will begin anew", "dir", dir, "error", tried)
+	case tried != nil:
+		lock.Close()
+		return nil, fmt.Errorf("%w: %s: %w", ErrStateDir, dir, tried)
+	case err != nil:
+		r.log.Warn("state directory cannot be locked", "dir", dir, "error", err)
+	}
+	return lock, nil
+}
+
 // kafka returns the options of the client.
 func (r *Relay) kafka() []kgo.Opt {
 	opts := []kgo.Opt{
@@ -195,9 +219,12 @@ func (r *Relay) source(ctx context.Context, e *Engine, number int, tracer trace.
 	if err != nil {
 		return nil, err
 	}
+	pos, ok := f.restore()
+	if f.stuck != nil {
+		return nil, fmt.Errorf("%w: %s: %w", ErrStateDir, r.cfg.StateDir, f.stuck)
+	}
 	k := &rank{engine: e, feed: f, counts: &streamCounts{}, status: newStreamStatus()}
 	r.ranks = append(r.ranks, k)
-	pos, ok := f.restore()
 	if !ok {
 		pos = position{next: -1}
 	}

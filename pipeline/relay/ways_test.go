@@ -255,7 +255,7 @@ func (b *buffer) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	switch dead := s.dead; {
 	case !s.effect():
-		if !dead && s.rng.IntN(2) == 0 {
+		if !dead && b.up != nil && s.rng.IntN(2) == 0 {
 			b.take()
 		}
 		return nil, errDead
