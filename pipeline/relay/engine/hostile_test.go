@@ -333,3 +333,44 @@ func TestMemoryOfSalts(t *testing.T) {
 		t.Errorf("%d known: %s", known, counted(&m.Counts))
 	}
 }
+
+// TestJSONMemory: an event of JSON that is all small things takes a bounded multiple of
+// its bytes. How many events there may be is Limits'.
+func TestJSONMemory(t *testing.T) {
+	const size = 1 << 20
+	stored := func(blocks string) string {
+		return `[{"event_id":1,"data":{"type":"stored","parent_hash":null,"blocks":[` + blocks + `]}}]`
+	}
+	many := func(s string) string { return strings.Repeat(s+",", size/(len(s)+1)) + s }
+	block := func(tokens, keys string) string {
+		return stored(`{"block_hash":1,"tokens":[` + tokens + `],"mm_keys":[` + keys + `]}`)
+	}
+	for name, test := range map[string]struct {
+		json    string
+		decoded int // events
+	}{
+		"blocks of nothing":  {stored(many(`{}`)), 0},
+		"tokens of nothing":  {block(many(`{}`), ``), 0},
+		"keys of nothing":    {block(`{"token_id":1}`, many(`{}`)), 0},
+		"small blocks":       {stored(many(`{"tokens":[]}`)), 0},
+		"small tokens":       {block(many(`{"token_id":1}`), ``), 1},
+		"small keys":         {block(`{"token_id":1}`, many(`{"hash":"abc"}`)), 1},
+		"hashes":             {`[{"event_id":1,"data":{"type":"removed","block_hashes":[` + many(`1`) + `]}}]`, 1},
+		"nested":             {block(`{"token_id":`+many(`[[[[[[[[0]]]]]]]]`)+`}`, ``), 0},
+		"values not known":   {`[{"data":{"type":"removed","block_hashes":[1],"more":[` + many(`0`) + `]}}]`, 1},
+		"as engines have it": {block(many(`{"type": "unique_token", "token_id": 100, "token_extra_id": 0}`), ``), 1},
+	} {
+		var before, after runtime.MemStats
+		var b Batch
+		runtime.ReadMemStats(&before)
+		b.DecodeJSON([]byte(test.json), Limits{})
+		runtime.ReadMemStats(&after)
+		times := float64(after.TotalAlloc-before.TotalAlloc) / float64(len(test.json))
+		if times > jsonTimes || len(b.Events) < test.decoded {
+			t.Errorf("%s: %.1f times its bytes, %d events", name, times, len(b.Events))
+		}
+	}
+}
+
+// jsonTimes is what decoding an event may allocate, garbage and all, in times of its bytes.
+const jsonTimes = 60

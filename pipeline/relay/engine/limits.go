@@ -17,7 +17,8 @@ var (
 // Limits bound what a payload may ask for. A field that is 0 means its default.
 //
 // A Batch takes some 5 bytes of memory for each byte of the largest payload it
-// decoded, and 450 for each event. Nesting needs no bound: unknown values
+// decoded, and 450 for each event. JSON allocates up to 50 bytes for each of an event's,
+// most of it garbage by then. Nesting needs no bound: unknown values
 // are passed over without recursion.
 type Limits struct {
 	MaxBytes  int // of a payload; default 32 MiB

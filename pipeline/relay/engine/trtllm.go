@@ -125,6 +125,15 @@ type jsonEvent struct {
 	Rank   *int32 `json:"attention_dp_rank"`
 }
 
+// Objects take up to 120 bytes of memory each and twice that while their list grows, for
+// as little as 3 of JSON. The smallest that an engine could send has 14, {"token_id":1}
+// with its comma. An event with more objects than one in jsonObject bytes is left out;
+// jsonSpare are for braces in texts.
+const (
+	jsonObject = 12
+	jsonSpare  = 64
+)
+
 // jsonEvent reads one event into b.Events, or counts why not.
 func (b *Batch) jsonEvent(raw []byte) {
 	var head struct {
@@ -145,7 +154,7 @@ func (b *Batch) jsonEvent(raw []byte) {
 	}
 	removal := kind == "removed" || kind == "updated"
 	var j jsonEvent
-	if json.Unmarshal(raw, &j) != nil || j.Window < 0 || j.Rank != nil && *j.Rank < 0 {
+	if bytes.Count(raw, []byte("{")) > len(raw)/jsonObject+jsonSpare || json.Unmarshal(raw, &j) != nil || j.Window < 0 || j.Rank != nil && *j.Rank < 0 {
 		b.lose(BadField, removal)
 		return
 	}
