@@ -199,8 +199,6 @@ func (s *depthsStory) happens(r *depthsRank) {
 		r.kill()
 	case 3:
 		r.way.start()
-	default:
-		r.way.happens(what, n)
 	case 16:
 		s.away = time.Now().Add(time.Duration([]int{1, 5, 60, 2000, 4000}[s.rng.IntN(5)]) * time.Second)
 	case 17:
@@ -209,6 +207,8 @@ func (s *depthsStory) happens(r *depthsRank) {
 		if s.dieIn == 0 {
 			s.dieIn = 1 + s.rng.IntN(12)
 		}
+	default:
+		r.way.happens(what, n)
 	}
 }
 

@@ -143,8 +143,8 @@ func (r *Relay) Run(ctx context.Context) error {
 	return nil
 }
 
-// ErrStateDir: the state directory cannot be used and never will be as it is, so that
-// each restart would begin anew. A full disk is not meant: that passes.
+// ErrStateDir says that the state directory cannot be used and never will be as it is,
+// so that each restart would begin anew. A full disk is not meant: that passes.
 var ErrStateDir = errors.New("state-dir cannot be used")
 
 // takeState locks the state directory until the returned file, which may be nil, is
