@@ -28,7 +28,7 @@ import (
 
 var (
 	depthsSeed    = flags.Uint64("depths.seed", 1, "seed of the first story of engines, a relay and depths")
-	depthsStories = flags.Int("depths.stories", 40, "how many stories of engines, a relay and depths")
+	depthsStories = flags.Int("depths.stories", 30, "how many stories of engines, a relay and depths")
 )
 
 // depthsRank is a worker-rank.
@@ -55,7 +55,8 @@ type depthsStory struct {
 	stage *verify.Oracle
 	read  int // records of the log that stage and readers have
 
-	relays int // that there were
+	relays   int // that there were
+	happened int // things
 
 	mu    sync.Mutex // of what follows, and of what happens in worlds
 	rng   *rand.Rand
@@ -167,6 +168,10 @@ func (s *depthsStory) start() {
 	}
 }
 
+// mostHappenings bounds a story: what happens at each step of a replay may make it
+// longer than it was.
+const mostHappenings = 1000
+
 // happenings is how many kinds of things happens knows.
 const happenings = 19
 
@@ -185,9 +190,10 @@ func (s *depthsStory) happens(r *depthsRank) {
 	if s.rng.IntN(2) == 0 {
 		s.kafkaActs()
 	}
-	if s.rng.IntN(s.pace) > 0 {
+	if s.happened >= mostHappenings || s.rng.IntN(s.pace) > 0 {
 		return
 	}
+	s.happened++
 	n := s.rng.IntN(8)
 	switch what := s.mix[s.rng.IntN(len(s.mix))]; what {
 	case 0:
