@@ -356,12 +356,19 @@ func TestConductorAbuse(t *testing.T) {
 		"a map of maps":         bytes.Repeat([]byte{0x81, 0xa1, 'a'}, 1<<20),
 		"a long key":            append([]byte{0x81, 0xdb, 0, 0x3f, 0, 0}, make([]byte, 0x3f0000)...),
 	} {
-		var before, after runtime.MemStats
-		runtime.ReadMemStats(&before)
-		err := new(dropinRequest).readPacked(body, fields)
-		runtime.ReadMemStats(&after)
-		if used := after.TotalAlloc - before.TotalAlloc; err == nil || used > 1<<20 {
-			t.Errorf("%s: %v, %d bytes", name, err, used)
+		least := uint64(math.MaxUint64) // what servers of other tests allocate meanwhile is not meant
+		for range 5 {
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			err := new(dropinRequest).readPacked(body, fields)
+			runtime.ReadMemStats(&after)
+			if err == nil {
+				t.Errorf("%s is taken", name)
+			}
+			least = min(least, after.TotalAlloc-before.TotalAlloc)
+		}
+		if least > 1<<20 {
+			t.Errorf("%s: %d bytes", name, least)
 		}
 	}
 }
