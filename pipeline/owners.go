@@ -82,12 +82,18 @@ func (o *owners) beaten(worker string, c claim) bool {
 	return ok && best.compare(c) > 0
 }
 
-// judge tells all ranks of a worker how their claims stand.
+// judge tells all ranks of a worker, of which there is one at least, how their claims
+// stand.
 func judge(all []claim) {
+	best := slices.MaxFunc(all, claim.compare)
+	second, ok := rivalOf(best, all)
 	for _, c := range all {
-		best, ok := rivalOf(c, all)
-		c.rank.elsewhere.Store(ok && best.compare(c) > 0)
-		c.rank.rivalled.Store(ok && best.epoch == c.epoch)
+		rival, rivalled := best, true
+		if c.partition == best.partition {
+			rival, rivalled = second, ok
+		}
+		c.rank.elsewhere.Store(rivalled && rival.compare(c) > 0)
+		c.rank.rivalled.Store(rivalled && rival.epoch == c.epoch)
 	}
 }
 
