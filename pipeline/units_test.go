@@ -82,10 +82,10 @@ func TestHeld(t *testing.T) {
 	}{
 		{5, 5, 0, -1, false},
 		{5, 9, time.Second, time.Second, false},
-		{5, 12, 61 * time.Second, time.Second, false},
-		{5, 12, 62 * time.Second, time.Second, true},
-		{7, 12, 63 * time.Second, 63 * time.Second, false},
-		{7, 12, 2 * time.Hour, 63 * time.Second, true},
+		{5, 12, heldLimit + time.Second, time.Second, false},
+		{5, 12, heldLimit + 2*time.Second, time.Second, true},
+		{7, 12, heldLimit + 3*time.Second, heldLimit + 3*time.Second, false},
+		{7, 12, 2 * time.Hour, heldLimit + 3*time.Second, true},
 		{12, 12, 3 * time.Hour, -1, false},
 	} {
 		now := began.Add(c.after)
