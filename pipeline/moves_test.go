@@ -5,6 +5,7 @@ package pipeline
 // answered in the end is a function of the logs.
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"maps"
@@ -32,10 +33,7 @@ var (
 // As long as no partition has forgotten anybody, all is as the oracle says. After that
 // nothing is above it, and what is below says that it is incomplete.
 func TestWorkersBetweenPartitions(t *testing.T) {
-	first := *movesSeed
-	if first == 0 {
-		first = rand.Uint64()
-	}
+	first := cmp.Or(*movesSeed, rand.Uint64())
 	synctest.Test(t, func(t *testing.T) { // time stands still
 		seen := map[string]int{}
 		for i := range uint64(*movesStories) {

@@ -4,6 +4,7 @@ package pipeline
 // the duty from one another, and compares with the oracle all along.
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"maps"
@@ -650,10 +651,7 @@ func TestReplicasInterleaved(t *testing.T) {
 	if testing.Short() {
 		rounds = 8
 	}
-	seed := *replicasSeed
-	if seed == 0 {
-		seed = rand.Uint64()
-	}
+	seed := cmp.Or(*replicasSeed, rand.Uint64())
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("to try the same again: -replicas.seed=%d", seed)

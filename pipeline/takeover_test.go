@@ -41,10 +41,7 @@ var (
 // forgotten leaves nothing on the topic, whoever is not has a manifest, and the floor
 // rises to the log's end.
 func TestDutyTakenAnywhere(t *testing.T) {
-	first := *takeoverSeed
-	if first == 0 {
-		first = rand.Uint64()
-	}
+	first := cmp.Or(*takeoverSeed, rand.Uint64())
 	synctest.Test(t, func(t *testing.T) { // time stands still
 		seen := map[string]int{}
 		for i := range uint64(*takeoverStories) {

@@ -21,26 +21,13 @@ import (
 // too, as JSON with sorted keys.
 func postPacked(t testing.TB, s *Server, path string, body []byte) (int, string) {
 	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+s.HTTPAddr().String()+path, bytes.NewReader(body))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/msgpack")
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	var answer bytes.Buffer
-	if _, err := answer.ReadFrom(resp.Body); err != nil {
-		t.Fatal(err)
-	}
+	resp, answer := exchange(t, s, http.MethodPost, path, "application/msgpack", bytes.NewReader(body))
 	if media := resp.Header.Get("Content-Type"); media != "application/msgpack" {
-		t.Fatalf("%s answers %q: %q", path, media, answer.Bytes())
+		t.Fatalf("%s answers %q: %q", path, media, answer)
 	}
-	v, rest, err := msgp.ReadMapStrIntfBytes(answer.Bytes(), nil)
+	v, rest, err := msgp.ReadMapStrIntfBytes(answer, nil)
 	if err != nil || len(rest) > 0 {
-		t.Fatalf("%s answers what is no map: %v: %q", path, err, answer.Bytes())
+		t.Fatalf("%s answers what is no map: %v: %q", path, err, answer)
 	}
 	return resp.StatusCode, compact(v)
 }

@@ -246,6 +246,14 @@ func get(t testing.TB, s *Server, path string) (int, string) {
 
 func do(t testing.TB, s *Server, method, path, contentType string, body io.Reader) (int, string) {
 	t.Helper()
+	resp, answer := exchange(t, s, method, path, contentType, body)
+	return resp.StatusCode, string(answer)
+}
+
+// exchange sends a request over HTTP and returns the answer with its body, which has
+// been read.
+func exchange(t testing.TB, s *Server, method, path, contentType string, body io.Reader) (*http.Response, []byte) {
+	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), method, "http://"+s.HTTPAddr().String()+path, body)
 	if err != nil {
 		t.Fatal(err)
@@ -262,7 +270,7 @@ func do(t testing.TB, s *Server, method, path, contentType string, body io.Reade
 	if _, err := buf.ReadFrom(resp.Body); err != nil {
 		t.Fatal(err)
 	}
-	return resp.StatusCode, buf.String()
+	return resp, buf.Bytes()
 }
 
 // httpToStatus reads an error answer back into what the service said, and
